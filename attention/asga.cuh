@@ -28,8 +28,7 @@ enum class AsgaGate { learned, window, none };
 template <bool geometric, AsgaGate gate, int M = 0>
 struct Asga : Policy {
     static constexpr bool learned = gate == AsgaGate::learned;
-    static constexpr bool reads_qk_pre = learned;
-    static constexpr bool gate_of_units = M == 16;
+    static constexpr Traits traits{.reads_qk_pre = learned, .gates_pairs = learned, .gate_of_units = M == 16};
     static constexpr bool modifies_scores = learned || geometric;   // with neither this is plain attention, and as fast
     static constexpr double eps = 1e-5;
     int m = 0;         // hidden units of the gate
@@ -86,7 +85,6 @@ struct Asga : Policy {
         return pair.head(0) * a * pair_gate(pair);
     }
 
-    static constexpr bool gates_pairs = learned;
     template <class N>
     constexpr N pair_gate(const Pair<N>& pair) const {
         N u = broadcast<N>(pair.head(1));
@@ -137,7 +135,6 @@ struct Asga : Policy {
     constexpr bool visible(int, int i, int j) const { return j <= i && (gate != AsgaGate::window || i - j <= left); }
 
     constexpr KeptKeys kept_keys() const { return gate == AsgaGate::window ? KeptKeys{0, left + 1} : KeptKeys{}; }
-    double cached_keys(int T) const { return gate == AsgaGate::window ? std::min(T, left + 1) : T; }
 
     // ---- scalars per head: the weight of each, the function applied to it, and its derivative
 

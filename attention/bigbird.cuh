@@ -37,7 +37,7 @@ struct bigbird : Policy {
                 {"--bigbird-seed", "bigbird_seed", 1, 0, 2147483647, WHOLE, "random seed of the random blocks"}};
     }
 
-    static constexpr bool long_visible = true;
+    static constexpr Traits traits{.long_visible = true};
     constexpr bool visible(int h, int i, int j) const { return j <= i && sees(h, block.quotient(i), block.quotient(j)); }
 
     /// Block by block; a tile is one block of the default size.

@@ -35,7 +35,7 @@
 /// The kernel's mask: rows with at most `top` past keys see all of them; the others see the keys whose bits are set.
 struct ChosenPairs : Policy {
     int top;
-    static constexpr bool reads_bits = true;
+    static constexpr Traits traits{.reads_bits = true};
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
         const Tile causal = causal_tile(i0, i1, j0, j1);
         return causal == Tile::full && i1 > top ? Tile::mixed : causal;
@@ -44,7 +44,7 @@ struct ChosenPairs : Policy {
 
 struct deepseek_sparse : Policy {
     static constexpr const char* name = "deepseek_sparse";
-    static constexpr bool own_passes = true, reads_x = true, has_auxiliary_loss = true, tokens_choose = true;
+    static constexpr Traits traits{.own_passes = true, .reads_x = true, .has_auxiliary_loss = true, .tokens_choose = true};
     int heads, dim, top, C, NH, NKV, HS;
     GateTraining distil;
     float lambda;
@@ -82,8 +82,7 @@ struct deepseek_sparse : Policy {
     bool distils() const { return distil != GateTraining::off; }
 
     /// Tests of every variant take differences over steps that reach across kinks of ReLU; tests/test_deepseek_sparse.cpp has gradients.
-    bool has_exact_gradients() const { return !distils(); }
-    bool has_teacher() const { return distils(); }
+    Form form() const { return {.has_exact_gradients = !distils(), .has_teacher = distils()}; }
 
     // ---- accounting
 

@@ -49,7 +49,6 @@ struct deepspeed_fixed : Policy {
 
     /// With a layout per head, heads between them see all of a chunk.
     constexpr KeptChunks kept_keys() const { return chunks.kept_keys(seen_later()); }
-    double cached_keys(int T) const { return chunks.cached_keys(seen_later(), T); }
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {

@@ -16,7 +16,7 @@ enum class DsaWindow { late_rows, all_rows, none };
 
 template <bool with_gate, DsaWindow window>
 struct Dsa : Policy {
-    static constexpr bool reads_x = with_gate;
+    static constexpr Traits traits{.reads_x = with_gate, .gates_output = with_gate};
     int left = 0;          // reach of the window
     int dense_until = 0;   // rows before this one are dense
     Slot gate_weight;      // (NH, C)
@@ -63,7 +63,6 @@ struct Dsa : Policy {
 
     // ---- output gate
 
-    bool gates_output() const { return with_gate; }
 
     template <class Device, class X>
     void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {

@@ -35,7 +35,6 @@ struct fixed_factorized : Policy {
     }
     constexpr bool visible(int, int i, int j) const { return chunks.visible(length - summary, length, i, j); }
     constexpr KeptChunks kept_keys() const { return chunks.kept_keys(summary); }
-    double cached_keys(int T) const { return chunks.cached_keys(summary, T); }
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {

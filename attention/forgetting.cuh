@@ -56,7 +56,7 @@ struct ForgetBackward {
 
 struct forgetting : Policy {
     static constexpr const char* name = "forgetting";
-    static constexpr bool reads_x = true;
+    static constexpr Traits traits{.reads_x = true};
     bool with_rope;
     Slot w_f, b_f;   // (NH, C), (NH)
     int NH, C;
@@ -73,7 +73,7 @@ struct forgetting : Policy {
         b_f = list.add(prefix + "forgetting.b_f", {NH}, zeros(), Decay::no);
     }
 
-    bool rotates() const { return with_rope; }
+    Form form() const { return {.rotates = with_rope}; }
 
     // ---- score: c of the row and of the key, in two parts each; the gradients of both parts are the same, and go to the first
 

@@ -59,8 +59,7 @@ struct MeanGates {
 
 struct gated : Policy {
     static constexpr const char* name = "gated";
-    static constexpr bool own_passes = true;   // the kernel's gate has one number per head
-    static constexpr bool reads_x = true;
+    static constexpr Traits traits{.own_passes = true, .reads_x = true, .gates_output = true};   // the kernel's gate has one number per head
     bool each;      // element has a gate, rather than each head
     Slot w_theta;   // (NH*HS, C) or (NH, C)
     int NH, HS, C;
@@ -76,7 +75,6 @@ struct gated : Policy {
         w_theta = list.add(prefix + "gated.w_theta", {each ? NH * HS : NH, C}, normal(0.02), Decay::yes);
     }
 
-    bool gates_output() const { return true; }
 
     // ---- the layer: one call of the kernel, then the gates
 

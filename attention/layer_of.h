@@ -1,6 +1,7 @@
 // Wraps a policy in the engine's interface (attention/variant.h). LayerOf<A> is a layer; CpuLayer<A> and GpuLayer<A> also compute on
 // their device. The virtual functions here forward to layer.h.
 #pragma once
+#include <concepts>
 #include <memory>
 
 #include "attention/decoding/decoding.cuh"
@@ -8,42 +9,73 @@
 #include "attention/variant.h"
 #include "model/base/error.h"
 
+// Optional members of a mechanism for monitors:
+//     branch_names() -> std::vector<std::string>      of the gated softmaxes that it sums, each with its statistics of_branch(n)
+//     branch_gates(shape, state)                      their factors (B, T, NH) in the last forward pass; null for one without
+//     sees(in, state, h, i, j) -> bool                whether query i of head h read key j in the last forward pass, where it attends
+//                                                     to something other than the model's own keys and values
+
 template <class A>
 constexpr bool reports_pairs = requires(const A& policy, const LayerInputs<float>& in, const LayerState<float>& state) {
     policy.sees(in, state, 0, 0, 0);
 };
-
-/// Whether a query's output depends on its position, the rotated keys and the values only: one kernel call that reads nothing else.
 template <class A>
-constexpr bool may_read_keys_only = !A::own_passes && !A::reads_qk_pre && !A::reads_x;
-template <class A>
-bool reads_keys_only(const A& policy) {
-    const Features f = policy.features();
-    return may_read_keys_only<A> && policy.rotates() && !policy.gates_output() && f.head + f.row + f.column == 0;
+std::vector<std::string> branch_names(const A& policy) {
+    if constexpr (requires { policy.branch_names(); }) return policy.branch_names();
+    else return {""};
 }
+template <class A, class X>
+std::vector<const Wide<X>*> branch_gates(const A& policy, const LayerShape& shape, const LayerState<X>& state) {
+    if constexpr (requires { policy.branch_gates(shape, state); }) return ::branch_gates(policy, shape, state);
+    else return {state.score_inputs.gate};
+}
+
+/// Whether decode needs only the rotated keys and the values: the mechanism reads nothing else and makes one kernel call.
+template <class A>
+constexpr bool may_read_keys_only = !A::traits.own_passes && !A::traits.reads_qk_pre && !A::traits.reads_x;
 
 template <class A>
 LayerFacts facts_of(const A& policy) {
-    LayerFacts f{};
+    LayerFacts f{A::traits, policy.form()};
     f.features = policy.features();
-    f.gated = policy.gates_output(), f.rotates = policy.rotates();
-    f.reads_x = A::reads_x, f.reads_qk_pre = A::reads_qk_pre;
-    f.has_auxiliary_loss = A::has_auxiliary_loss, f.gates_pairs = A::gates_pairs, f.own_passes = A::own_passes;
-    f.decodes = decodes<A, CPU, float> && policy.is_causal();
-    f.reads_keys_only = reads_keys_only(policy);
+    f.gated = f.gated && f.gates_output;
+    f.keeps_documents_apart = f.is_causal && f.keeps_documents_apart;
+    f.decodes = decodes<A, CPU, float> && f.is_causal;
+    f.reads_keys_only = may_read_keys_only<A> && f.rotates && !f.gated && f.features.head + f.features.row + f.features.column == 0;
     f.reports_pairs = reports_pairs<A>;
-    f.is_causal = policy.is_causal(), f.needs_known_text = policy.needs_known_text();
-    f.keeps_documents_apart = policy.is_causal() && policy.keeps_documents_apart();
-    f.expects_at_most = policy.expects_at_most();
-    f.has_exact_gradients = policy.has_exact_gradients(), f.has_teacher = policy.has_teacher();
-    f.sorts_tokens = A::sorts_tokens, f.tokens_choose = A::tokens_choose;
-    f.branch_names = policy.branch_names();
+    f.expects_at_most = expects_at_most(policy);
+    f.branch_names = branch_names(policy);
     return f;
+}
+
+/// Parts of the contract (attention/mechanism.h) that a mechanism may forget.
+template <class A>
+constexpr bool keeps_contract() {
+    using Loss = float (*)(float);
+    constexpr bool scores = !std::is_same_v<decltype(&A::template score<float>), decltype(&Policy::score<float>)>;
+    constexpr bool differentiates =
+        !std::is_same_v<decltype(&A::template score_backward<float, Loss>), decltype(&Policy::score_backward<float, Loss>)>;
+    constexpr bool has_pair_gate = !std::is_same_v<decltype(&A::template pair_gate<float>), decltype(&Policy::pair_gate<float>)>;
+    static_assert(std::derived_from<A, Policy>, "a mechanism derives from Policy (attention/mechanism.h)");
+    static_assert(requires { A::name; }, "give the mechanism its name: static constexpr const char* name = \"...\";");
+    static_assert(std::constructible_from<A, const Config&, int>, "a mechanism's constructor takes (const Config&, int layer)");
+    static_assert(!scores || differentiates, "score() without score_backward(): write the derivative of score()");
+    static_assert(!A::traits.gates_pairs || has_pair_gate, "traits.gates_pairs without pair_gate(): write the gate of a pair");
+    static_assert(!A::traits.own_passes || requires(const A& a, LayerInputs<float> in, LayerState<float> state, QkvGradients<float> to,
+                                                    ScoreInputGradients<float> more, const float* x, std::byte* workspace) {
+        a.forward(CPU{}, in, x, state, workspace, Statistics<float>{});
+        a.backward(CPU{}, in, x, state, x, to, more, workspace);
+    }, "traits.own_passes needs forward() and backward() with the arguments of attention/kernel/layer.h");
+    static_assert(requires(const A& a, LayerInputs<double> in, double* x) { a.naive(in, x, x); },
+                  "write naive(in, weights, out): the formula in dense loops, which the tests compare with");
+    return true;
 }
 
 template <class A>
 struct LayerOf : AttentionLayer {
     A policy;
+
+    static_assert(keeps_contract<A>());
 
     LayerOf(const Config& config, int layer) : policy(config, layer) { facts = facts_of(policy); }
     void declare(TensorList& list, const std::string& prefix) override { policy.declare(list, prefix); }
@@ -51,8 +83,8 @@ struct LayerOf : AttentionLayer {
     Tile tile(int h, int i0, int i1, int j0, int j1) const override { return policy.tile(h, i0, i1, j0, j1); }
     bool visible(int h, int i, int j) const override { return policy.visible(h, i, j); }
     PairCount expected_pairs(int NH, int T) const override { return ::expected_pairs(policy, NH, T); }
-    double further_pairs(int NH, int T) const override { return policy.further_pairs(NH, T); }
-    double cached_keys(int T) const override { return policy.cached_keys(T); }
+    double further_pairs(int NH, int T) const override { return ::further_pairs(policy, NH, T); }
+    double cached_keys(int T) const override { return ::cached_keys(policy, T); }
 };
 
 /// The policy of a layer of variant A, for callers that need more than the common interface.
@@ -84,7 +116,7 @@ struct PassesOf : Passes {
         else fail(Exit::usage, A::name, " has no token-by-token decoding");
     }
     std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const override {
-        return policy.branch_gates(shape, state);
+        return ::branch_gates(policy, shape, state);
     }
 };
 
@@ -101,8 +133,7 @@ struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
         else fail(Exit::usage, A::name, " does not report its pairs");
     }
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const override {
-        if constexpr (requires { this->policy.naive(in, weights, out); }) this->policy.naive(in, weights, out);
-        else fail(Exit::usage, A::name, " has no naive()");
+        this->policy.naive(in, weights, out);
     }
 };
 

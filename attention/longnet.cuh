@@ -54,7 +54,7 @@ struct SegmentBranch : Policy {
 
 /// The same branch in the order of a text: pairs of tokens that it keeps in one segment. `rows` has no end.
 struct BranchInText : Policy {
-    static constexpr bool long_visible = true;
+    static constexpr Traits traits{.long_visible = true};
     SegmentBranch branch;
     explicit constexpr BranchInText(const SegmentBranch& branch_) : Policy(branch_), branch(branch_) {}
 
@@ -72,7 +72,7 @@ struct BranchInText : Policy {
 
 struct longnet : Policy {
     static constexpr const char* name = "longnet";
-    static constexpr bool own_passes = true;
+    static constexpr Traits traits{.own_passes = true};
     Divisor segment;   // w
     int branches;      // N
     bool detach;
@@ -89,7 +89,7 @@ struct longnet : Policy {
                 {"--longnet-detach", "longnet_detach", 0, 0, 1, WHOLE, "gradient through the branches' weights: 1 detached, 0 kept"}};
     }
     /// With constant weights backward() computes what the released code trains with, which is not the derivative of the loss.
-    bool has_exact_gradients() const { return !detach; }
+    Form form() const { return {.has_exact_gradients = !detach}; }
 
     // ---- the union of all branches in text order: for pictures and tests, and branch by branch for writing text
 

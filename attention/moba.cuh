@@ -15,7 +15,7 @@
 
 struct moba : Policy {
     static constexpr const char* name = "moba";
-    static constexpr bool own_passes = true, tokens_choose = true;
+    static constexpr Traits traits{.own_passes = true, .tokens_choose = true};
     int block, top, NH;
 
     moba(const Config& config, int layer)

@@ -169,15 +169,13 @@ __global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W*
 /// For the kernel: causal attention with an output gate.
 struct MohHeads : Policy {
     explicit MohHeads(const Policy& p) : Policy(p) {}
-    bool gates_output() const { return true; }
+    static constexpr Traits traits{.gates_output = true};
 };
 
 struct moh : Policy {
     static constexpr const char* name = "moh";
-    static constexpr bool tokens_choose = true;
-    static constexpr bool own_passes = true;   // only to keep the router's results; the kernel is called once
-    static constexpr bool reads_x = true;
-    static constexpr bool has_auxiliary_loss = true;
+    static constexpr Traits traits{.own_passes = true,   // only to keep the router's results; the kernel is called once
+                                   .reads_x = true, .has_auxiliary_loss = true, .gates_output = true, .tokens_choose = true};
     int NH, C;
     MohGates gates;
     Slot router;   // w_s (NS, C), w_r (NR, C) and w_h (2, C), contiguous
@@ -211,7 +209,6 @@ struct moh : Policy {
         list.add(prefix + "moh.w_h", {2, C}, normal(0.02), Decay::yes);
     }
 
-    bool gates_output() const { return true; }
 
     // ---- the layer: router, gates, one call of the kernel
 

@@ -24,9 +24,7 @@
 
 struct mosa : Policy {
     static constexpr const char* name = "mosa";
-    static constexpr bool tokens_choose = true;
-    static constexpr bool own_passes = true;
-    static constexpr bool reads_x = true;
+    static constexpr Traits traits{.own_passes = true, .reads_x = true, .gates_output = true, .tokens_choose = true};
     int NH, C, dense_heads;
     double rho, rate;
     bool expert_choice;
@@ -58,8 +56,7 @@ struct mosa : Policy {
     }
 
     int sparse_heads() const { return NH - dense_heads; }
-    bool gates_output() const { return true; }
-    bool is_causal() const { return !expert_choice || rho == 1 || sparse_heads() == 0; }
+    Form form() const { return {.is_causal = !expert_choice || rho == 1 || sparse_heads() == 0}; }
 
     /// Dense heads see all pairs, sparse heads those of T / rho chosen tokens.
     PairCount expected_pairs(int heads, int T) const {

@@ -36,7 +36,7 @@
 /// the first is at most `left` back.
 struct NsaBranch : Policy {
     int stride, last, left;
-    bool gates_output() const { return true; }
+    static constexpr Traits traits{.gates_output = true};
 
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
         if (j0 * stride + last > i1 - 1 || i0 - (j1 - 1) * stride > left) return Tile::hidden;
@@ -47,7 +47,7 @@ struct NsaBranch : Policy {
 
 struct nsa : Policy {
     static constexpr const char* name = "nsa";
-    static constexpr bool own_passes = true, reads_x = true, reads_qk_pre = true, tokens_choose = true;
+    static constexpr Traits traits{.own_passes = true, .reads_x = true, .reads_qk_pre = true, .tokens_choose = true};
     BlockGrid grid;     // of the compressed keys
     Selection selection;
     int left;           // reach of the window
@@ -91,7 +91,7 @@ struct nsa : Policy {
         w_g = list.add(prefix + "nsa.w_g", {BRANCHES * NH, C}, matrix, Decay::yes);
     }
 
-    bool keeps_documents_apart() const { return grid.l >= grid.d && selection.every == 1; }
+    Form form() const { return {.keeps_documents_apart = grid.l >= grid.d && selection.every == 1}; }
     std::vector<std::string> branch_names() const { return {"cmp", "slc", "win"}; }   // in the order of CMP, SLC, WIN
 
     // ---- arguments of the three calls

@@ -51,10 +51,7 @@ struct RowsOfHeads {
 
 struct routing : Policy {
     static constexpr const char* name = "routing";
-    static constexpr bool tokens_choose = true;
-    static constexpr bool own_passes = true;
-    static constexpr bool reads_qk_pre = true;
-    static constexpr bool sorts_tokens = true;
+    static constexpr Traits traits{.own_passes = true, .reads_qk_pre = true, .tokens_choose = true, .sorts_tokens = true};
     int NH, HS, local, left, clusters;
     double rate;
     bool balanced;
@@ -87,7 +84,7 @@ struct routing : Policy {
     }
 
     /// With a single cluster there is nothing to choose.
-    bool is_causal() const { return !balanced || clusters == 1 || local == NH; }
+    Form form() const { return {.is_causal = !balanced || clusters == 1 || local == NH}; }
 
     /// A window in local heads; T / K tokens in each cluster of the others, as if they were of equal size.
     PairCount expected_pairs(int heads, int T) const {

@@ -16,7 +16,7 @@
 
 struct shaw : Policy {
     static constexpr const char* name = "shaw";
-    static constexpr bool reads_qk_pre = true;   // so that its backward may write a gradient of q
+    static constexpr Traits traits{.reads_qk_pre = true};   // so that its backward may write a gradient of q
     int K;      // distances from K on share a row
     Slot a_k;   // (K + 1, HS)
     int NH, HS;
@@ -32,7 +32,7 @@ struct shaw : Policy {
         a_k = list.add(prefix + "shaw.a_k", {K + 1, HS}, normal(0.02), Decay::yes);
     }
 
-    bool rotates() const { return false; }
+    Form form() const { return {.rotates = false}; }
 
     // ---- score: row features F
 

@@ -72,7 +72,7 @@ inline void sink_gradient(GPU device, float* ds, const float* dlse, int B, int N
 
 struct sink_logits : sliding_window {
     static constexpr const char* name = "sink_logits";
-    static constexpr bool own_passes = true;   // the factor needs the kernel's log-sum-exp
+    static constexpr Traits traits{.own_passes = true, .gates_output = true};   // the factor needs the kernel's log-sum-exp
     Slot s;                                    // (NH)
     int NH;
 
@@ -86,7 +86,6 @@ struct sink_logits : sliding_window {
         s = list.add(prefix + "sink_logits.s", {NH}, normal(0.02), Decay::no);
     }
 
-    bool gates_output() const { return true; }
 
     // ---- the layer: one call of the kernel, then the factors
 

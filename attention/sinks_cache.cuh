@@ -27,7 +27,7 @@ struct SinkBranch : Policy {
 
 struct sinks_cache : sinks {
     static constexpr const char* name = "sinks_cache";
-    static constexpr bool own_passes = true, reads_qk_pre = true;
+    static constexpr Traits traits{.own_passes = true, .reads_qk_pre = true};
     using sinks::sinks;
 
     PairCount expected_pairs(int NH, int T) const {

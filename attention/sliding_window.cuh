@@ -20,7 +20,6 @@ struct sliding_window : Policy {
     constexpr Tile tile(int, int i0, int i1, int j0, int j1) const { return window_tile(left, i0, i1, j0, j1); }
     constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
     constexpr KeptKeys kept_keys() const { return {0, left + 1}; }
-    double cached_keys(int T) const { return std::min(T, left + 1); }
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {

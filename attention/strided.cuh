@@ -71,7 +71,7 @@ struct ColumnStarts {
 
 struct strided : Policy {
     static constexpr const char* name = "strided";
-    static constexpr bool own_passes = true;
+    static constexpr Traits traits{.own_passes = true};
     int l;
 
     strided(const Config& config, int layer) : Policy(config, layer), l(int(config.setting("strided_stride"))) {}

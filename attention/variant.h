@@ -10,24 +10,21 @@
 #include <utility>
 #include <vector>
 
-#include "attention/kernel/arguments.h"
+#include "attention/kernel/call.h"
 #include "attention/kernel/count.h"
-#include "attention/kernel/policy.h"
 #include "model/base/error.h"
 #include "model/config.h"
 #include "model/device/memory.h"
 #include "model/tensors.h"
 
-/// Properties of a layer's policy, explained in attention/kernel/policy.h.
-struct LayerFacts {
-    Features features;
-    bool gated, rotates, reads_x, reads_qk_pre, has_auxiliary_loss;
-    bool decodes;                // LayerPasses::make_cache() may be called
-    bool reads_keys_only;        // reads_keys_only() in attention/layer_of.h
-    bool reports_pairs;          // CpuPasses::sees() may be called
-    bool is_causal, needs_known_text, keeps_documents_apart, expects_at_most;
-    bool has_exact_gradients, has_teacher, sorts_tokens, tokens_choose, gates_pairs, own_passes;   // for the tests
-    std::vector<std::string> branch_names;   // at least one: "" where the layer has a single softmax
+/// Facts of a layer: of its mechanism, and of the engine about it. `gated` is whether the layer has an output gate.
+struct LayerFacts : Traits, Form {
+    Features features{};
+    bool decodes = false;           // LayerPasses::make_cache() may be called
+    bool reads_keys_only = false;   // reads_keys_only() in attention/layer_of.h
+    bool reports_pairs = false;     // CpuPasses::sees() may be called
+    bool expects_at_most = false;   // expected_pairs() is an upper bound, as the number depends on the data
+    std::vector<std::string> branch_names{};   // at least one: "" where the layer has a single softmax
 };
 
 template <class Device, class X>
@@ -52,7 +49,7 @@ struct LayerPasses {
     /// For layers with `decodes`. room.B sequences of room.T tokens each.
     virtual std::unique_ptr<LayerCache<Device, X>> make_cache(const CacheRoom& room) const = 0;
 
-    /// The gates of the last forward pass: Policy::branch_gates(), one for each of LayerFacts::branch_names.
+    /// The gates of the last forward pass: branch_gates() of layer_of.h, one for each of LayerFacts::branch_names.
     virtual std::vector<const Wide<X>*> branch_gates(const LayerShape& shape, const LayerState<X>& state) const = 0;
 };
 
@@ -68,6 +65,19 @@ struct CpuPasses : LayerPasses<CPU, X> {
     /// Computes out (B, T, NH, HS) by the formula in dense loops: the oracle of the tests.
     virtual void naive(const LayerInputs<X>& in, const X* weights, X* out) const = 0;
 };
+
+/// Allocates the score inputs of a layer with the features `f`, and its gate if `gated`. `copies` is 1, or B for the partial sums of
+/// the gradients of the scalars per head.
+template <class X>
+ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bool gated, int B, int T, int NH, int copies) {
+    ScoreInputs<X> e;
+    if (f.head) e.head = allocator.take<Wide<X>>(size_t(copies) * NH * f.head);
+    if (f.row) e.row = allocator.take<Wide<X>>(size_t(B) * NH * T * f.row);
+    if (f.column) e.column = allocator.take<Wide<X>>(size_t(B) * NH * padded(T) * f.column);
+    if (f.token) e.token = allocator.take<Wide<X>>(size_t(B) * T * f.token);
+    if (gated) e.gate = allocator.take<Wide<X>>(size_t(B) * T * NH);
+    return e;
+}
 
 /// One layer of a model. The object also implements the passes of its device; passes_of() returns them.
 struct AttentionLayer {

@@ -92,7 +92,7 @@ private:
         auto& s = gpt_.scratch;
         const Slot norm = layer_.post_attention_norm;
         const int heads = c_.NH + c_.NKV, L = c_.L;
-        const double qk = double(heads) * c_.HS, extra = A::reads_qk_pre ? 1 : 0;
+        const double qk = double(heads) * c_.HS, extra = A::traits.reads_qk_pre ? 1 : 0;
         add("rmsnorm_forward", Kind::other, 2 * L + 1, rows(2 * c_.C) + wide_rows(1), 0, [this, &a, norm] {
             rmsnorm_forward(device_, a.normed1, a.rstd1, gpt_.residual, gpt_.weights + norm.offset, BT_, c_.C, c_.norm_eps);
         });
@@ -164,8 +164,8 @@ private:
         auto& s = gpt_.scratch;
         const size_t k_at = size_t(Q), v_at = size_t(Q + KV), qkv_row = size_t(Q + 2 * KV);
         const ScoreInputGradients<X> score_inputs{s.dscore_inputs[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
-                                       A::reads_x ? s.dnormed : nullptr, gpt_.gradients};
-        const bool preprocessed = f.head + f.row + f.column > 0 || policy_.gates_output();
+                                       A::traits.reads_x ? s.dnormed : nullptr, gpt_.gradients};
+        const bool preprocessed = f.head + f.row + f.column > 0 || A::traits.gates_output;
         if (preprocessed)
             add("attention preprocess", Kind::attention, c_.L, rows(Q + KV) + features, 0,
                 [=, this, &state] { policy_.preprocess(device_, in, gpt_.weights, state.score_inputs); });

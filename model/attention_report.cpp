@@ -6,7 +6,7 @@
 #include <functional>
 #include <numeric>
 
-#include "attention/kernel/policy.h"
+#include "attention/mechanism.h"
 #include "model/base/text.h"
 
 /// Sum over count; NaN if empty.

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/kernel/arguments.h"
-#include "attention/kernel/walk.h"
+#include "attention/kernel/call.h"
 #include "model/attention_report.h"
 #include "model/device/memory.cuh"
 #include "model/operations/embedding.cuh"

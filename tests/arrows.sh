@@ -10,6 +10,7 @@ data/
 model/(batch|config|config_keys|generation_config|layer_types|settings|tensors)[.]
 model/device/
 model/operations/
+attention/mechanism[.]h
 attention/kernel/
 attention/scores/
 attention/(masks|gates|branches)/

@@ -1,4 +1,4 @@
-// Policies made for the tests, one per extension point of the tiled kernel (attention/kernel/policy.h), and data for those points
+// Policies made for the tests, one per extension point of the tiled kernel (attention/mechanism.h), and data for those points
 // that are data.
 #pragma once
 #include "tests/attention_problem.h"
@@ -83,9 +83,7 @@ struct Modified : Causal {
     };
     constexpr Features features() const { return {2, 6, 2, true}; }
 
-    bool gates_output() const { return true; }
-
-    static constexpr bool gates_pairs = true;
+    static constexpr Traits traits{.gates_output = true, .gates_pairs = true};
     template <class N>
     constexpr N pair_gate(const Pair<N>& p) const {
         return sigmoid(p.row(0) + p.column(0));

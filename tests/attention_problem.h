@@ -135,8 +135,8 @@ inline Results by_definition(const Problem& p, const ScoreOfPair& score, const S
 /// Of every row the sum of the gates on the pairs that it sees; NaN, what it starts as, where the policy has none.
 template <class P>
 Numbers gates_by_definition(const Problem& p, const SeenTokens& seen) {
-    Numbers sums(p.rows(), P::gates_pairs ? 0 : NAN);
-    if constexpr (P::gates_pairs)
+    Numbers sums(p.rows(), P::traits.gates_pairs ? 0 : NAN);
+    if constexpr (P::traits.gates_pairs)
         for (int b = 0; b < p.B; b++)
             for (int h = 0; h < p.NH; h++)
                 for (int i = 0; i < p.T; i++)

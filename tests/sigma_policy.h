@@ -12,6 +12,8 @@ struct FreezesMlp : Policy {
     bool frozen;   // the feed-forward layers
 
     FreezesMlp(const Config& config, int layer) : Policy(config, layer), frozen(config.setting("frozen_mlp") != 0) {}
+    template <class X>
+    void naive(const LayerInputs<X>&, const X*, X*) const {}
 
     static std::vector<Setting> settings() {
         return {{"--frozen-mlp", "frozen_mlp", 0, 0, 1, WHOLE, "feed-forward layers stay"}};

@@ -54,7 +54,7 @@ TEST_CASE("ASGA: --asga-scale is where c starts", "[asga]") {
 
 TEST_CASE("ASGA: with gates of 1/2, asga and its ablation with --asga-scale 2 start as causal attention does", "[asga]") {
     const Threads one(1);
-    Trial<double> baseline(named("causal"), Form{});
+    Trial<double> baseline(named("causal"), ModelShape{});
     const double expected = baseline.loss();
     CHECK(std::abs(loss_at_start<asga>(baseline, {}) - expected) <= 1e-12);
     CHECK(std::abs(loss_at_start<asga_no_geometry>(baseline, {{"asga_scale", 2}}) - expected) <= 1e-12);

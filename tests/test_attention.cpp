@@ -1,4 +1,4 @@
-// The tiled kernel's extension points (attention/kernel/policy.h), each with a policy made for the test, against attention in plain
+// The tiled kernel's extension points (attention/mechanism.h), each with a policy made for the test, against attention in plain
 // loops over all pairs. At the end the counting of pairs.
 #include "attention/kernel/count.h"
 #include "tests/attention_policies.h"

@@ -132,7 +132,7 @@ TEST_CASE("seer: few of many blocks; the language model's loss does not reach th
     check_layer<seer>({1, 450, 2, 2, 8, {{S + "top_k", 1}, {S + "distil", 0}, {S + "block", 128}, {S + "query", 1}}});
     const LayerSizes published{1, 270, 2, 1, 8, {{S + "top_k", 1}, {S + "distil", 0}, {S + "query", 2}}};
     check_layer<seer>(published);
-    CHECK((Case<seer>(published).policy.needs_known_text() && !Case<seer>(published).policy.is_causal()));
+    CHECK((Case<seer>(published).policy.needs_known_text() && !Case<seer>(published).policy.form().is_causal));
     Case<seer> before(published), after(published);   // the last block's gate query has its last tokens in it
     for (double& q : after.qkv) q *= &q >= &after.qkv[after.qkv.size() * 260 / 270] ? -3 : 1;
     before.forward(), after.forward();
@@ -143,7 +143,7 @@ TEST_CASE("seer: few of many blocks; the language model's loss does not reach th
     CHECK_FALSE(std::equal(prefix.out.begin(), prefix.out.end(), before.out.begin()));
     CHECK(std::equal(prefix.out.begin(), prefix.out.begin() + 256 * 16, before.out.begin()));
     Case<seer> layer({1, 260, 2, 1, 8, few});
-    CHECK((layer.policy.is_causal() && !layer.policy.needs_known_text()));
+    CHECK((layer.policy.form().is_causal && !layer.policy.needs_known_text()));
     const auto looks_ahead = [](const Settings& settings) {
         return Case<seer>({1, 1, 2, 1, 8, settings}).policy.needs_known_text();
     };
@@ -160,7 +160,7 @@ TEST_CASE("seer: the oracle chooses the blocks that dense attention looks at, an
     check_layer<seer>({1, 260, 2, 1, 8, oracle});
     check_layer<seer>({1, 450, 2, 2, 8, {{S + "threshold", 0.3}, {S + "distil", 0}, {S + "query", 3}, {S + "block", 128}}});
     Case<seer> layer({1, 260, 2, 1, 8, oracle}), all({1, 260, 2, 1, 8, {{S + "top_k", 9}, {S + "distil", 0}, {S + "query", 3}}});
-    CHECK((layer.policy.needs_known_text() && !layer.policy.is_causal()));
+    CHECK((layer.policy.needs_known_text() && !layer.policy.form().is_causal));
     CHECK(layer.policy.further_pairs(2, 260) == 260 * 261);
     layer.forward(), all.forward();
     const std::vector<double> before = layer.out;
@@ -255,7 +255,7 @@ TEST_CASE("distillation alone: dense attention without any gate, and only the ga
 
 TEST_CASE("distillation in a whole model: a part of the objective, per token, whatever the micro-steps", "[attention]") {
     const Threads one(1);
-    Config config = config_of(Form{});
+    Config config = config_of(ModelShape{});
     config.L = 1;   // one layer: the teacher does not depend on the gate
     config.settings = {{S + "top_k", 1}};
     Trial<double> whole(named("seer"), config, 2, 200, 2, 200), micro(named("seer"), config, 2, 200, 2, 200);

@@ -11,7 +11,7 @@ namespace {
 /// with an empty row. Which tokens are visible is for the positions to say.
 struct window_and_some : Policy {
     static constexpr const char* name = "window_and_some";
-    static constexpr bool own_passes = true;
+    static constexpr Traits traits{.own_passes = true};
     int left, step;
 
     window_and_some(const Config& config, int layer)
@@ -21,10 +21,8 @@ struct window_and_some : Policy {
                 {"--step", "step", 3, 1, 1e9, WHOLE, "of SomeRows"}};
     }
 
-    template <class X, class Device>
-    size_t workspace_bytes(Device, const LayerShape&) const {
-        return 0;
-    }
+    template <class X>
+    void naive(const LayerInputs<X>&, const X*, X*) const {}
 
     template <class X>
     void forward(CPU device, const LayerInputs<X>& in, const X*, LayerState<X>& state, std::byte*, const Statistics<X>& asked) const {

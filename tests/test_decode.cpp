@@ -28,7 +28,7 @@ struct Run {
 /// A text of T tokens, the first `prompt` of them at once.
 Run run(const Inference& how, int prompt, int T) {
     const Threads one(1);
-    Model model(config_of(Form{}), 1, T, 1, T, Recompute::nothing, 0, 1, Mode::inference);
+    Model model(config_of(ModelShape{}), 1, T, 1, T, Recompute::nothing, 0, 1, Mode::inference);
     for (const auto& layer : model.gpt.net.layers)   // sharp attention, so that there is something to leave out
         for (size_t n = 0; n < layer.q_norm.size; n++) model.gpt.weights[layer.q_norm.offset + n] *= 6;
     Decoder<CPU, double> decoder(CPU{}, model.gpt, 1, mechanism_of(how, model.gpt));
@@ -62,7 +62,7 @@ TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "
 
 TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, of PSA's blocks, and in a window no more than that", "[decode]") {
     auto bytes = [](const Variants& variants, const Inference& how, int T, double window = 9, double dense_until = 5) {
-        Config c = config_of(Form{});   // 2 layers, 2 key heads of 6
+        Config c = config_of(ModelShape{});   // 2 layers, 2 key heads of 6
         c.settings["attention_window"] = window, c.settings["attention_dense_until"] = dense_until;
         GPT<CPU, double> gpt(variants, c, 1, T, Mode::inference);
         return double(Decoder<CPU, double>(CPU{}, gpt, 1, mechanism_of(how, gpt)).cache_bytes());

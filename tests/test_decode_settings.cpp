@@ -42,7 +42,7 @@ TEST_CASE("decode: every row of a long text is that of a whole pass, under setti
     };
     for (const auto& [name, settings] : cases) {
         INFO(name << " " << settings.begin()->first << " " << settings.begin()->second);
-        check_whole_text<double>(named(name), Form{}, 70, 300, 1e-10, settings);
+        check_whole_text<double>(named(name), ModelShape{}, 70, 300, 1e-10, settings);
     }
-    check_whole_text<double>(named("nsa"), Form{}, 270, 300, 1e-10, {{"nsa_choice", 1}});   // the prompt has begun a tile that chose
+    check_whole_text<double>(named("nsa"), ModelShape{}, 270, 300, 1e-10, {{"nsa_choice", 1}});   // the prompt has begun a tile that chose
 }

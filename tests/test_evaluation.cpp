@@ -220,7 +220,7 @@ TEST_CASE("evaluation: accuracy by sum, token mean and character mean, with stan
 }
 
 TEST_CASE("evaluation: a batch of answers scores what each scores alone, token by token") {
-    const Form form;
+    const ModelShape form;
     Trial<double> trial(named("causal"), config_of(form), 2, 67, 4, 67);
     const int V = trial.gpt.net.config.V;
     std::vector<Answer> answers;

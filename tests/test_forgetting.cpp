@@ -40,7 +40,7 @@ TEST_CASE("forgetting starts with gates of one half, and RoPE is a setting", "[a
     for (double rope : {0.0, 1.0}) {
         config.settings["forgetting_rope"] = rope;
         forgetting policy(config, 0);
-        CHECK(policy.rotates() == (rope == 1));
+        CHECK(policy.form().rotates == (rope == 1));
         TensorList tensors;
         policy.declare(tensors, "model.layers.0.self_attn.");
         std::vector<double> weights(tensors.size(), 1);

@@ -12,7 +12,7 @@ namespace {
 /// `B` texts of T tokens, of a model whose attention is sharp, so that there is something to leave out.
 struct Sharp : CausalTrial<double> {
     Sharp(int B, int T)
-        : CausalTrial<double>(config_of(Form{}), B, T, B, T, Recompute::nothing, 0, 1, Mode::inference) {
+        : CausalTrial<double>(config_of(ModelShape{}), B, T, B, T, Recompute::nothing, 0, 1, Mode::inference) {
         for (const auto& layer : gpt.net.layers)
             for (size_t n = 0; n < layer.q_norm.size; n++) gpt.weights[layer.q_norm.offset + n] *= 6;
     }

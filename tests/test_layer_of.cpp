@@ -10,15 +10,13 @@ template <int n>
 struct Odd : Policy {
     using Policy::Policy;
     static constexpr const char* name = "odd";
-    static constexpr bool reads_x = n == 2, reads_qk_pre = n == 3, has_auxiliary_loss = n == 4;
-    static constexpr bool gates_pairs = n == 5, own_passes = n == 6, sorts_tokens = n == 12, tokens_choose = n == 13;
-    bool gates_output() const { return n == 0; }
-    bool rotates() const { return n != 1; }
-    bool is_causal() const { return n != 7; }
-    bool needs_known_text() const { return n == 8; }
+    static constexpr Traits traits{.own_passes = n == 6, .reads_x = n == 2, .reads_qk_pre = n == 3, .has_auxiliary_loss = n == 4,
+                                   .gates_output = n == 0, .gates_pairs = n == 5, .tokens_choose = n == 13, .sorts_tokens = n == 12};
+    Form form() const {
+        return {.is_causal = n != 7, .rotates = n != 1, .has_exact_gradients = n != 10, .has_teacher = n == 11,
+                .needs_known_text = n == 8};
+    }
     bool expects_at_most() const { return n == 9; }
-    bool has_exact_gradients() const { return n != 10; }
-    bool has_teacher() const { return n == 11; }
 };
 
 /// The facts in the order of their numbers above.
@@ -36,7 +34,7 @@ void check_odd_fact() {
     CHECK(facts_in_order(facts) == expected);
     CHECK(facts.branch_names == std::vector<std::string>{""});
     CHECK(facts.reads_keys_only == (n != 0 && n != 1 && n != 2 && n != 3 && n != 6));
-    CHECK(facts.decodes == (n != 7));
+    CHECK(facts.decodes == (n != 6 && n != 7));
     CHECK_FALSE(facts.reports_pairs);
 }
 
@@ -53,6 +51,8 @@ struct Telling : Policy {
     double further_pairs(int NH, int T) const { return 100.0 * NH + T; }
     double cached_keys(int T) const { return 0.5 * T; }
     bool trains(const std::string& tensor) const { return tensor == "this"; }
+    template <class X>
+    void naive(const LayerInputs<X>&, const X*, X*) const {}
     std::vector<std::string> branch_names() const { return {"near", "far"}; }
     template <class X>
     bool sees(const LayerInputs<X>&, const LayerState<X>&, int h, int i, int j) const { return h * 100 + i * 10 + j == 123; }
@@ -62,6 +62,8 @@ struct Telling : Policy {
 struct Freezing : Policy {
     using Policy::Policy;
     static constexpr const char* name = "freezing";
+    template <class X>
+    void naive(const LayerInputs<X>&, const X*, X*) const {}
     void declare(TensorList& list, const std::string& prefix) { list.add(prefix + "kept.weight", {3}, ones(), Decay::no); }
     bool trains(const std::string& tensor) const { return !tensor.ends_with("kept.weight"); }
 };

@@ -138,7 +138,7 @@ TEST_CASE("loss mask: a run none of whose targets count is refused") {
 
 TEST_CASE("loss mask: the gradient is that of the mean over the targets that count, and of the policy's own loss per token") {
     for (const char* variant : {"causal", "moh"}) {
-        Trial<double> weighed(named(variant), Form{}), shared(named(variant), Form{});
+        Trial<double> weighed(named(variant), ModelShape{}), shared(named(variant), ModelShape{});
         const int BT = weighed.B * weighed.T, counted = (BT + 2) / 3;
         for (int n = 0; n < BT; n++)
             if (n % 3) weighed.targets[n] = shared.targets[n] = -1;

@@ -43,7 +43,7 @@ TEST_CASE("gradients of every tensor: Qwen3 and Qwen2 form, tied and untied, hea
         for (bool tied : {true, false})
             for (int NKV : {4, 2, 1}) {
                 INFO((qwen2 ? "Qwen2" : "Qwen3") << (tied ? ", tied" : ", untied") << ", NKV " << NKV);
-                Double trial(Form{qwen2, tied, 4, NKV, 2, 13});
+                Double trial(ModelShape{qwen2, tied, 4, NKV, 2, 13});
                 CHECK(model_gradient_difference(trial) == "");
             }
 }
@@ -59,13 +59,13 @@ TEST_CASE("gradients of every tensor: neither biases nor QK-norm", "[model]") {
 TEST_CASE("gradients of every tensor: one token, one full tile, tiles and a partial one, one sequence", "[model]") {
     for (int T : {1, 64, 65, 130}) {
         INFO("T " << T);
-        Double trial(Form{false, true, 2, 1, 1, T});
+        Double trial(ModelShape{false, true, 2, 1, 1, T});
         CHECK(model_gradient_difference(trial) == "");
     }
 }
 
 TEST_CASE("gradients of every tensor: targets that are ignored", "[model]") {
-    Double trial(Form{false, true, 2, 1, 2, 9});
+    Double trial(ModelShape{false, true, 2, 1, 2, 9});
     for (size_t n = 0; n < trial.targets.size(); n += 2) trial.targets[n] = -1;
     CHECK(model_gradient_difference(trial) == "");
 }
@@ -87,7 +87,7 @@ TEST_CASE("overwriting leaves nothing of the step before, adding everything: Qwe
     for (bool qwen2 : {false, true})
         for (bool tied : {true, false}) {
             INFO((qwen2 ? "Qwen2" : "Qwen3") << (tied ? ", tied" : ", untied"));
-            Double fresh(Form{qwen2, tied, 4, 2, 2, 13}), used(Form{qwen2, tied, 4, 2, 2, 13});
+            Double fresh(ModelShape{qwen2, tied, 4, 2, 2, 13}), used(ModelShape{qwen2, tied, 4, 2, 2, 13});
             for (const Tensor& t : used.gpt.net.tensors) fill(CPU{}, used.gpt.gradients + t.slot.offset, t.slot.size, double(NAN));
             fresh.loss_and_gradients(), used.loss_and_gradients();
             const std::vector<double> once = tensors_of(fresh, fresh.gpt.gradients);
@@ -156,7 +156,7 @@ TEST_CASE("a gradient that is not finite is found by the shard that owns it, and
 TEST_CASE("gradients are handed on from the buffer's end to its beginning, when they are complete", "[model]") {
     const Threads one(1);
     for (bool tied : {true, false}) {
-        Float trial(Form{false, tied, 4, 2, 2, 13});
+        Float trial(ModelShape{false, tied, 4, 2, 2, 13});
         auto& gpt = trial.gpt;
         const Batch batch = trial.feed.put(CPU{}, trial.tokens.data(), trial.targets.data(), trial.B, trial.T);
         gpt_forward(CPU{}, gpt, batch);
@@ -174,7 +174,7 @@ TEST_CASE("gradients are handed on from the buffer's end to its beginning, when 
 }
 
 TEST_CASE("an update changes every tensor and keeps the padding between them zero", "[model]") {
-    Float trial(Form{true, false, 4, 2, 2, 13});
+    Float trial(ModelShape{true, false, 4, 2, 2, 13});
     const std::vector<float> before = trial.all(trial.gpt.weights);
     trial.loss_and_gradients();
     trial.update({}, 1);

@@ -131,7 +131,7 @@ void check_uniform_causal(const BranchReport& r, const std::vector<bool>& layers
 
 TEST_CASE("a monitor shows the gates on pairs: of asga, of adaptive_sparse's blocks", "[monitor]") {
     const Threads one(1);
-    Trial<double> pairs(named("asga"), Form{});
+    Trial<double> pairs(named("asga"), ModelShape{});
     const AttentionReport of_pairs = look_at(pairs, [&](const auto& layer) {   // s = sigmoid(b2)
         const asga& policy = policy_of<asga>(*layer.attention);
         std::fill_n(pairs.gpt.weights + policy.w2.offset, policy.w2.size, 0.0);
@@ -244,6 +244,8 @@ struct NamesByLayer : Policy {
     int layer;
 
     NamesByLayer(const Config& config, int l) : Policy(config, l), layer(l) {}
+    template <class X>
+    void naive(const LayerInputs<X>&, const X*, X*) const {}
     std::vector<std::string> branch_names() const {
         if (layer == 0) return {"near", "far"};
         if (layer == 1) return {""};

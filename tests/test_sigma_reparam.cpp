@@ -10,7 +10,7 @@ namespace {
 using Double = TrialOf<double, FreezesMlp>;
 using Float = TrialOf<float, FreezesMlp>;
 
-Config config_with(std::map<std::string, double> settings, const Form& form = {}) {
+Config config_with(std::map<std::string, double> settings, const ModelShape& form = {}) {
     Config config = config_of(form);
     config.settings = std::move(settings);
     config.settings.emplace("sigma_reparam", 1);

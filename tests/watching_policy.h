@@ -41,8 +41,7 @@ __global__ void watcher_backward_kernel(float* dmean, float* dscale, X* dx, cons
 
 struct Watcher : Policy {
     static constexpr const char* name = "watcher";
-    static constexpr bool reads_x = true;
-    static constexpr bool has_auxiliary_loss = true;
+    static constexpr Traits traits{.reads_x = true, .has_auxiliary_loss = true};
     static constexpr double RATE = 0.125, LAMBDA = 0.25;
     Slot mean, scale;   // (NH)
     int NH;

@@ -12,14 +12,14 @@
 #include "tests/variants.h"
 
 /// The sizes and switches that change the path through the model.
-struct Form {
+struct ModelShape {
     bool qwen2 = false;   // biases of q, k, v and no QK-norm; otherwise QK-norm and no bias
     bool tied = true;
     int NH = 4, NKV = 2;
     int B = 2, T = 67;    // T: one full tile and a partial one
 };
 
-inline Config config_of(const Form& form) {
+inline Config config_of(const ModelShape& form) {
     Config c;
     c.V = 29, c.C = 12, c.L = 2, c.NH = form.NH, c.NKV = form.NKV, c.HS = 6, c.F = 20;
     c.qkv_bias = form.qwen2, c.qk_norm = !form.qwen2, c.tied = form.tied;
@@ -91,7 +91,7 @@ struct Trial {
         std::mt19937 generator(3);
         for (size_t n = 0; n < tokens.size(); n++) tokens[n] = int32_t(generator() % config.V), targets[n] = int32_t(generator() % config.V);
     }
-    explicit Trial(const Variant& variant, const Form& form, Recompute recompute = Recompute::nothing)
+    explicit Trial(const Variant& variant, const ModelShape& form, Recompute recompute = Recompute::nothing)
         : Trial(variant, config_of(form), form.B, form.T, form.B, form.T, recompute) {}
 
     /// u where gradients are exact; gamma stays at random.

@@ -8,7 +8,7 @@
 
 inline const Sampling GREEDY{0, 0, 1, 1};
 
-inline Config config_of_long_text(const Form& form, const std::map<std::string, double>& settings) {
+inline Config config_of_long_text(const ModelShape& form, const std::map<std::string, double>& settings) {
     Config c = with_choices(config_of(form));
     for (const auto& [key, value] : settings) c.settings[key] = value;
     return c;
@@ -16,7 +16,7 @@ inline Config config_of_long_text(const Form& form, const std::map<std::string, 
 
 /// Writes greedily up to T tokens with a cache, and compares every row of logits with that of one pass over the whole text.
 template <class X>
-void check_whole_text(const Variant& variant, const Form& form, int prompt, int T, double tolerance,
+void check_whole_text(const Variant& variant, const ModelShape& form, int prompt, int T, double tolerance,
                       const std::map<std::string, double>& settings = {}) {
     const Threads one(1);
     INFO("T " << T << ", key heads " << form.NKV);

@@ -9,8 +9,7 @@
 /// Keys up to the query in its own block.
 struct OwnBlock : ForcedBlocks {
     OwnBlock(const Policy& p, int block_) : ForcedBlocks(p, block_, 0, 1) {}
-    bool gates_output() const { return true; }         // where there is a head gate
-    static constexpr bool gates_pairs = true;          // by 1
+    static constexpr Traits traits{.gates_output = true, .gates_pairs = true};   // where there is a head gate; pairs by 1
 };
 
 /// The passes, with their memory. `a` has the lists, biases and maxima of tiles by rows of blocks.
@@ -26,7 +25,7 @@ public:
     template <class P>
     void forward(Device device, const P& policy, const AttentionForward<X>& a, const DocumentBlocks& blocks) const {
         AttentionForward<X> own = of_own(a);
-        if (!P::gates_pairs) own.statistics.pair_gate = nullptr;
+        if (!P::traits.gates_pairs) own.statistics.pair_gate = nullptr;
         attention_forward(device, OwnBlock(policy, blocks.length), own);
         const BlockKeys keys(blocks);
         const BlockQueries queries(blocks);

@@ -25,9 +25,8 @@ enum class BlockMask {
 
 /// Base of the variants, which fill the options from their settings and declare the tensors.
 struct BlockSparse : Policy {
-    static constexpr bool own_passes = true, reads_qk_pre = true, has_auxiliary_loss = true;
-    static constexpr bool tokens_choose =
-        true;   // blocks by score, the tokens of a block's extremes, heads by a threshold
+    static constexpr Traits traits{.own_passes = true, .reads_qk_pre = true, .has_auxiliary_loss = true, .gates_output = true,
+                                   .tokens_choose = true};   // blocks by score, the tokens of a block's extremes, heads by a threshold
     int NH, NKV, HS;
     int block = TILE;
     GateQuery query = GateQuery::first;
@@ -42,10 +41,7 @@ struct BlockSparse : Policy {
 
     BlockSparse(const Config& config, int layer) : Policy(config, layer), NH(config.NH), NKV(config.NKV), HS(config.HS) {}
 
-    bool gates_output() const { return head_threshold >= 0 && gate_training != GateTraining::gate_only; }
-
-    bool has_exact_gradients() const { return !(gates_output() && straight_through); }
-    bool has_teacher() const { return distils(); }
+    bool gates_heads() const { return head_threshold >= 0 && gate_training != GateTraining::gate_only; }
 
     bool trains(const std::string& tensor) const {
         return gate_training != GateTraining::gate_only || tensor.find(".w_g") != std::string::npos;
@@ -56,7 +52,10 @@ struct BlockSparse : Policy {
 
     /// With `own` and `oracle`, a row's blocks are chosen by later queries too.
     bool needs_known_text() const { return query >= GateQuery::own && chooses() && (choice.threshold >= 0 || choice.top > 0); }
-    bool is_causal() const { return !needs_known_text(); }
+    Form form() const {
+        return {.is_causal = !needs_known_text(), .gated = gates_heads(), .has_exact_gradients = !(gates_heads() && straight_through),
+                .has_teacher = distils(), .needs_known_text = needs_known_text()};
+    }
 
     /// With top_k, exact. What a threshold keeps depends on the data; it counts as dense, an upper bound.
     PairCount expected_pairs(int heads, int T) const {
@@ -116,7 +115,7 @@ struct BlockSparse : Policy {
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, in.B * in.NH, 0);
         if (gate_training == GateTraining::gate_only) return;   // the layer's output is the dense call's
 
-        if (gates_output()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
+        if (gates_heads()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
         if (lists(in)) list_tiles(device, kept, scratch, mask == BlockMask::soft ? everything() : choice, kept.biases, s);
         else spread_blocks(device, nullptr, nullptr, kept.biases, nullptr, nullptr, kept.gate.scores, {s, dense()});
         const AttentionForward<X> a = sparse_arguments(in, state, kept, statistics);
@@ -142,7 +141,7 @@ struct BlockSparse : Policy {
         gather_dscores(device, scratch.dscores, scratch.dbiases, kept.gate.scores, kept.distilled, more.dloss, {s, dense()});
         gate_scores_backward(device, scratch.gate, more.dq_pre, more.dk_pre, more.dweights + wq.offset, more.dweights + wk.offset,
                              scratch.dscores, kept.gate, in, weights + wq.offset, weights + wk.offset, s);
-        if (gates_output())
+        if (gates_heads())
             head_gate_backward(device, more.dweights, more.dq_pre, more.dk_pre, more.of.gate, in, weights, head_gate_options(),
                                scratch.heads);
     }
@@ -221,7 +220,7 @@ private:
             if (p.gate_training != GateTraining::gate_only && p.mask != BlockMask::hard) dbiases = allocator.take<W>(tile_pairs(s));
             dscores = allocator.take<W>(p.block_pairs(s));
             kernel = allocator.take<std::byte>(attention_workspace(device, BiasedTiles(p), s.B, s.T, s.T, s.NH));
-            heads = allocator.take<std::byte>(p.gates_output() ? head_gate_workspace(device, s) : 0);
+            heads = allocator.take<std::byte>(p.gates_heads() ? head_gate_workspace(device, s) : 0);
             bytes = allocator.bytes();
         }
     };

@@ -7,13 +7,12 @@
 /// For the kernel: causal attention with z = a + the tile's bias.
 struct BiasedTiles : Policy {
     explicit constexpr BiasedTiles(const Policy& p) : Policy(p) {}
-    bool gates_output() const { return true; }   // where there is a head gate
+    static constexpr Traits traits{.gates_output = true, .gates_pairs = true};   // where there is a head gate; 1 in blocks without
     constexpr Features features() const { return {0, 0, 0, true}; }
     template <class N>
     constexpr N score(N a, const Pair<N>& pair) const {
         return a + pair.tile();
     }
-    static constexpr bool gates_pairs = true;   // 1 in blocks without a gate
     template <class N>
     constexpr N pair_gate(const Pair<N>& pair) const {
         return broadcast<N>(exp_of(pair.tile()));
@@ -29,7 +28,7 @@ struct BiasedTiles : Policy {
 /// For the kernel: plain causal attention, with an output gate.
 struct PlainTiles : Policy {
     explicit PlainTiles(const Policy& p) : Policy(p) {}
-    bool gates_output() const { return true; }
+    static constexpr Traits traits{.gates_output = true};
 };
 
 /// From blocks to tiles, for query tile `tile` of a head: block c of the choice has m = block / TILE tiles. With documents tiles are of

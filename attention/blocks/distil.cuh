@@ -8,7 +8,7 @@
 // A token's weight in the objective is 1 / tokens, so each sequence counts T times; of packed documents each is a sequence.
 #pragma once
 #include "attention/blocks/block_gate.cuh"
-#include "attention/kernel/walk.h"
+#include "attention/kernel/call.h"
 
 /// What is distilled: heads from `dense` on, and of each text the rows behind a share of them, `skip`, and behind the first, which has
 /// no block to choose.

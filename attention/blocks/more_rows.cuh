@@ -71,7 +71,7 @@ public:
     MoreRows(GPU, BumpAllocator& allocator, const LayerShape& s, int most, const P&)
         : results_(static_cast<X*>(nullptr), allocator, s, most) {
         const size_t rows = size_t(s.B) * most * s.NH * s.HS, keys = size_t(s.B) * s.T * s.NKV * s.HS;
-        if (P::gates_pairs) results_.statistics.pair_gate = allocator.take<float>(rows / s.HS);
+        if (P::traits.gates_pairs) results_.statistics.pair_gate = allocator.take<float>(rows / s.HS);
         q_ = allocator.take<X>(rows), results_.out = allocator.take<X>(rows), dout_ = allocator.take<X>(rows);
         gate_ = allocator.take<float>(rows / s.HS);
         dq_ = allocator.take<float>(rows), dk_ = allocator.take<float>(keys), dv_ = allocator.take<X>(keys);
@@ -90,7 +90,7 @@ public:
         AttentionForward<X> mine = gathered(device, a, rows, keys);
         mine.statistics = results_.statistics_for(a.statistics);
         mine.statistics.tile_max = a.statistics.tile_max;
-        if (P::gates_pairs && a.statistics.pair_gate) mine.statistics.pair_gate = results_.statistics.pair_gate;
+        if (P::traits.gates_pairs && a.statistics.pair_gate) mine.statistics.pair_gate = results_.statistics.pair_gate;
         attention_forward(device, policy, mine);
         const Branch<X, Rows> found{rows, mine.out, mine.lse, mine.statistics};
         merge_rows(device, RowMerge<X, Rows>{shape(a, rows), found, a.out, a.lse, a.statistics});

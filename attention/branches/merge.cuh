@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "attention/kernel/rows.cuh"
-#include "attention/kernel/walk.h"
+#include "attention/kernel/call.h"
 
 inline constexpr int MOST_BRANCHES = 8;
 

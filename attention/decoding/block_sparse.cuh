@@ -132,7 +132,7 @@ struct Decoding<A, CPU, X> {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
         const int position = step.keys.tokens(), own = position / b.block;
         if (b.gate_training == GateTraining::gate_only) return attention_forward(step, PlainTiles(b), a);
-        if (b.gates_output()) head_gate_forward(CPU{}, state.score_inputs.gate, in, weights, b.head_gate_options());
+        if (b.gates_heads()) head_gate_forward(CPU{}, state.score_inputs.gate, in, weights, b.head_gate_options());
         step.keys.append(a);
         blocks.add(in, 0, {b, weights});
         attend(a, step.keys, [&](int h, QueryRow<X>& row, KeySpan<X> keys) {   // a tile lies in one block
@@ -319,7 +319,7 @@ struct Decoding<A, GPU, X> {
         using namespace block_gate_decoding;
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
         if (b.gate_training == GateTraining::gate_only) return attention_forward(step, PlainTiles(b), a);
-        if (b.gates_output()) head_gate_forward(step, state.score_inputs.gate, in, weights, b.head_gate_options());
+        if (b.gates_heads()) head_gate_forward(step, state.score_inputs.gate, in, weights, b.head_gate_options());
         launch(step, rows_kernel<X>, Grid(in.NH + in.NKV, in.B), THREADS, sizeof(Shared), blocks, in, BlockGateUse<X>(b, weights),
                step.rows);
         attention_forward(step, BlocksOfSequences(b, blocks, b.dense(), b.mask != BlockMask::hard), a);

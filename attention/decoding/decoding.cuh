@@ -34,7 +34,7 @@ struct KeysAndValues {
 template <class A, class Device, class X>
 struct Decoding {};
 template <class A, class Device, class X>
-    requires(!A::own_passes)
+    requires(!A::traits.own_passes)
 struct Decoding<A, Device, X> : KeysAndValues {
     using KeysAndValues::KeysAndValues;
 };

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "attention/decoding/layer_cache.h"
-#include "attention/kernel/policy.h"
+#include "attention/mechanism.h"
 #include "model/device/math.h"
 #include "model/operations/matrix.h"
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "attention/kernel/arguments.h"
+#include "attention/kernel/call.h"
 #include "model/device/memory.h"
 
 /// The capacity of a layer's KV cache, B sequences of T tokens; and the storage type of keys and values (on the CPU).

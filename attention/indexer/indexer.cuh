@@ -6,7 +6,7 @@
 #pragma once
 #include <cmath>
 
-#include "attention/kernel/arguments.h"
+#include "attention/kernel/call.h"
 #include "attention/scores/each_element.cuh"
 #include "attention/scores/projection.cuh"
 #include "attention/scores/rotate_heads.cuh"

@@ -734,7 +734,7 @@ void attention_backward_as(GPU device, const P& policy, const AttentionForward<X
                            const BackwardMemory& memory) {
     const Features f = policy.features();
     if (a.gate && !MAY_BE_GATED<P>)
-        fail(Exit::usage, "attention's backward pass: arguments with a gate, for a policy without gates_output()");
+        fail(Exit::usage, "attention's backward pass: arguments with a gate, for a policy without traits.gates_output");
     const size_t shared = BackwardBlock<Shape, P>::shared_bytes(f), key_tiles = blocks_for(a.S, Shape::KEYS);
     require_shared_memory(shared, Shape::HS, f);
     const Grid query_tiles(a.NH, tiles_of(a.T), a.B), blocks(key_tiles * a.NKV * a.B);
@@ -748,7 +748,7 @@ void attention_backward_as(GPU device, const P& policy, const AttentionForward<X
 /// Gradients of attention_forward(): dq, dk, dv and those of the score inputs and the gate. `a` holds the forward call's arguments
 /// with its outputs `out` and `lse`. Preconditions: as in the forward pass; all pointers are in device memory; g.workspace has
 /// attention_workspace() bytes; rows of dq, dk and dv begin at even indices, as elements are written in pairs. Fails on a gate if the
-/// policy does not define gates_output() itself.
+/// policy has no traits.gates_output.
 template <class X, class P>
 void attention_backward(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
     require_aligned(a.q, "q"), require_aligned(a.k, "k"), require_aligned(a.v, "v");

@@ -1,10 +1,15 @@
-// The work under a mask, counted without running the kernel, for --dry-run and MFU.
+// Accounting, for --dry-run and MFU: the work under a mask, counted without running the kernel, and the keys of a KV cache. A mechanism may
+// define, and is asked for nothing else:
+//     PairCount expected_pairs(int NH, int T) const   where the mask depends on the data
+//     bool expects_at_most() const                    these are an upper bound
+//     double further_pairs(int NH, int T) const       pairs that only the forward pass computes, summed over the heads
+//     double cached_keys(int T) const                 keys, with values, that a cache needs; otherwise from kept_keys()
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "attention/kernel/policy.h"
+#include "attention/mechanism.h"
 
 /// Counts for one sequence, summed over the heads.
 struct PairCount {
@@ -80,9 +85,30 @@ PairCount count_pairs(const P& policy, int NH, int T, size_t most = 1 << 14) {
     return count;
 }
 
-/// The policy's own estimate if its mask depends on the data, otherwise the count of its mask.
+/// The pairs and tiles that a sequence of T visits, summed over the heads.
 template <class P>
 PairCount expected_pairs(const P& policy, int NH, int T) {
     if constexpr (requires { policy.expected_pairs(NH, T); }) return policy.expected_pairs(NH, T);
     else return count_pairs(policy, NH, T);
+}
+
+template <class P>
+bool expects_at_most(const P& policy) {
+    if constexpr (requires { policy.expects_at_most(); }) return policy.expects_at_most();
+    else return false;
+}
+template <class P>
+double further_pairs(const P& policy, int NH, int T) {
+    if constexpr (requires { policy.further_pairs(NH, T); }) return policy.further_pairs(NH, T);
+    else return 0;
+}
+
+inline double kept_of(const KeptKeys& kept, int T) { return double(std::min(int64_t(T), int64_t(kept.leading) + kept.recent)); }
+inline double kept_of(const KeptChunks& kept, int T) { return double((T - 1) / kept.chunk) * kept.of_chunk + (T - 1) % kept.chunk + 1; }
+
+/// The number of the first T keys that a KV cache must keep to compute the rows from T - 1 on, averaged over key/value heads.
+template <class P>
+double cached_keys(const P& policy, int T) {
+    if constexpr (requires { policy.cached_keys(T); }) return policy.cached_keys(T);
+    else return kept_of(policy.kept_keys(), T);
 }

@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "attention/kernel/arguments.h"
-#include "attention/kernel/policy.h"
+#include "attention/kernel/call.h"
+#include "attention/mechanism.h"
 #include "attention/kernel/rows.cuh"
-#include "attention/kernel/walk.h"
+#include "attention/kernel/call.h"
 #include "model/device/blas.h"
 #include "model/device/device.h"
 
@@ -106,7 +106,7 @@ void mask_by_bits(X* z, const TileWalk<X, P>& walk, const TilePlace& at) {
 /// mixed squares.
 template <class X, class P>
 void mask(X* z, const TileWalk<X, P>& walk, const TilePlace& at, Tile verdict) {
-    if constexpr (P::reads_bits) return mask_by_bits(z, walk, at);
+    if constexpr (P::traits.reads_bits) return mask_by_bits(z, walk, at);
     for (int r0 = 0; r0 < at.rows; r0 += SQUARE)
         for (int c0 = 0; c0 < at.columns; c0 += SQUARE) {
             const int rows = std::min(SQUARE, at.rows - r0), columns = std::min(SQUARE, at.columns - c0);
@@ -374,7 +374,7 @@ void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X,
     for (int r = 0; r < band.rows; r++) {
         X* row = z + r * TILE;
         if (a.statistics.tile_max) write_peak(a, band, r, row);
-        if (P::gates_pairs && a.statistics.pair_gate)
+        if (P::traits.gates_pairs && a.statistics.pair_gate)
             tile.rows[r0 + r].pair_gates += sum_of_pair_gates(policy, a, walk, band, r, row);
         const X rescale = absorb(tile.rows[r0 + r], row, width, a.statistics);
         if (rescale == X(1)) continue;
@@ -427,7 +427,7 @@ private:
             if (token < 0) continue;
             const size_t bht = at.at_BHT(b, h, token);
             finish_row(a, tile.rows[r], &tile.sums[size_t(r) * a.HS], at.at_BTH(b, h, token), bht);
-            if (!P::gates_pairs || !a.statistics.pair_gate) continue;
+            if (!P::traits.gates_pairs || !a.statistics.pair_gate) continue;
             a.statistics.pair_gate[bht] = tile.rows[r].pair_gates + (write == Write::add ? a.statistics.pair_gate[bht] : X(0));
         }
         if (a.statistics.tiles) add_visited(b, h, i0 / TILE, X(tile.visited));

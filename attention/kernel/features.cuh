@@ -2,7 +2,7 @@
 // visit.
 #pragma once
 #include "attention/kernel/mma.cuh"
-#include "attention/kernel/walk.h"
+#include "attention/kernel/call.h"
 
 /// Whether the policy defines score() or sets modifies_scores. Otherwise kernels omit all code for score inputs.
 template <class P>
@@ -13,9 +13,9 @@ constexpr bool modifies_scores_of() {
 template <class P>
 inline constexpr bool MODIFIES_SCORES = modifies_scores_of<P>();
 
-/// Whether the policy defines gates_output() and so may have an output gate. Otherwise the backward kernel omits all code for gates.
+/// Whether the policy may have an output gate. Otherwise the backward kernel omits all code for gates.
 template <class P>
-inline constexpr bool MAY_BE_GATED = !std::is_same_v<decltype(&P::gates_output), decltype(&Policy::gates_output)>;
+inline constexpr bool MAY_BE_GATED = P::traits.gates_output;
 
 /// The type in which score() computes on the GPU for stored type X.
 template <class X>

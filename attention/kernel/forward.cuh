@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     attention_forward_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a) {
     using X = typename Shape::X;
     constexpr int QUERIES = Shape::QUERIES, KEYS = Shape::KEYS, STEP = Shape::STEP, HS = Shape::HS, THREADS = Shape::THREADS;
-    constexpr bool MODIFIED = MODIFIES_SCORES<P>, PAIR_GATES = STATISTICS && P::gates_pairs;
+    constexpr bool MODIFIED = MODIFIES_SCORES<P>, PAIR_GATES = STATISTICS && P::traits.gates_pairs;
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
     ForwardFeatures<Shape, P> features(policy.features(), reinterpret_cast<float*>(&shared + 1));
     const int b = blockIdx.z, h = blockIdx.y, kv = h / (a.NH / a.NKV), row0 = int(threadIdx.x) / WARP * Shape::ROWS;

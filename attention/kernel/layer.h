@@ -31,7 +31,7 @@ size_t kernel_memory(GPU, int /*S*/, int /*HS*/, Pass) {
 /// Bytes of scratch memory while one of a layer's passes runs.
 template <class X, class Device, class P>
 size_t layer_workspace(Device device, const P& policy, const LayerShape& s) {
-    if constexpr (P::own_passes) return policy.template workspace_bytes<X>(device, s);
+    if constexpr (P::traits.own_passes) return policy.template workspace_bytes<X>(device, s);
     else return attention_workspace(device, policy, s.B, s.T, s.T, s.NH);
 }
 
@@ -40,7 +40,7 @@ size_t layer_workspace(Device device, const P& policy, const LayerShape& s) {
 template <class Device, class X, class P>
 void attention_layer_forward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights, LayerState<X>& state,
                              std::byte* workspace, const Statistics<X>& statistics = {}) {
-    if constexpr (P::own_passes) {
+    if constexpr (P::traits.own_passes) {
         policy.forward(device, in, weights, state, workspace, statistics);
     } else {
         policy.preprocess(device, in, weights, state.score_inputs);
@@ -55,7 +55,7 @@ template <class Device, class X, class P>
 void attention_layer_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights,
                               const LayerState<X>& state, const X* dout, const QkvGradients<X>& to, ScoreInputGradients<X>& more,
                               std::byte* workspace) {
-    if constexpr (P::own_passes) {
+    if constexpr (P::traits.own_passes) {
         policy.backward(device, in, weights, state, dout, to, more, workspace);
     } else {
         AttentionBackward<X> g{};

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "attention/kernel/policy.h"
+#include "attention/mechanism.h"
 
 template <class X>
 X dot(const X* a, const X* b, int n) {

@@ -11,7 +11,7 @@
 #pragma once
 #include <algorithm>
 
-#include "attention/kernel/arguments.h"
+#include "attention/kernel/call.h"
 
 /// Row r is token r.
 struct RowsInOrder {

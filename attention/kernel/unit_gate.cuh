@@ -1,4 +1,4 @@
-// A gate of hidden units in the kernels for bf16 (Policy::gate_of_units; asga.cuh has the formula and the code for other devices and
+// A gate of hidden units in the kernels for bf16 (Traits::gate_of_units; asga.cuh has the formula and the code for other devices and
 // number types):
 //     z = c a s,   s = sigmoid(b + sum_f w_f GELU(A_f + B_f)),   head scalars [c, b, w_f], row features A_f, column features B_f
 // Every pair of tokens needs all units, so the instructions per unit determine the cost of the kernel. Two units are computed at once,
@@ -14,7 +14,7 @@
 
 /// Whether the kernels compute the policy's scores this way.
 template <class Shape, class P>
-inline constexpr bool BY_UNITS = Shape::fast && P::gate_of_units;
+inline constexpr bool BY_UNITS = Shape::fast && P::traits.gate_of_units;
 
 struct UnitGate {
     static constexpr int UNITS = 16, PAIRS = UNITS / 2, THREADS = 128;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "attention/kernel/policy.h"
+#include "attention/mechanism.h"
 
 /// Past the last token: columns(from, END) are all from `from` on.
 inline constexpr int END = std::numeric_limits<int>::max();
@@ -53,7 +53,6 @@ struct LeadingAndWindow : Policy {
         return verdict.tile();
     }
     constexpr KeptKeys kept_keys() const { return {leading, left + 1}; }
-    double cached_keys(int T) const { return std::min(T, leading + left + 1); }
 };
 
 /// n / d and n mod d for a fixed d and every 0 <= n < 2^31, by a multiplication and a shift:
@@ -104,8 +103,6 @@ public:
 
     /// What is kept of a text whose chunks leave their last `shared` tokens to all later rows.
     constexpr KeptChunks kept_keys(int shared) const { return {length_.divisor(), shared}; }
-    /// How many keys the row after T - 1 others needs then.
-    constexpr double cached_keys(int shared, int T) const { return double(length_.quotient(T - 1)) * shared + length_.remainder(T - 1) + 1; }
 
 private:
     Divisor length_;

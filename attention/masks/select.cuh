@@ -5,8 +5,7 @@
 #include <bit>
 #include <cmath>
 
-#include "attention/kernel/arguments.h"
-#include "attention/kernel/walk.h"
+#include "attention/kernel/call.h"
 
 /// What query tile r visits: its own tile and the `local` - 1 before it, the first `leading` tiles, and of the tiles in between
 /// (the candidates) the `top` with the largest scores, ties going to earlier tiles; or, where `threshold` is not negative, those

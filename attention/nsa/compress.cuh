@@ -6,7 +6,7 @@
 // With packed documents blocks are numbered by document_blocks.h, and numbers without a block have a key that no query sees.
 #pragma once
 #include "attention/blocks/document_blocks.h"
-#include "attention/kernel/policy.h"
+#include "attention/mechanism.h"
 #include "attention/scores/each_element.cuh"
 #include "attention/scores/projection.cuh"
 

@@ -12,7 +12,7 @@
 /// policy hide nothing. Gated like the other branches.
 struct SelectedBlocks : ForcedBlocks {
     using ForcedBlocks::ForcedBlocks;
-    bool gates_output() const { return true; }
+    static constexpr Traits traits{.gates_output = true};
 };
 
 struct Selection {

@@ -3,7 +3,7 @@
 #pragma once
 #include <algorithm>
 
-#include "attention/kernel/arguments.h"
+#include "attention/kernel/call.h"
 
 /// Calls task(row, n) for every n < width of every row. A task is a struct of pointers and values with a constexpr operator().
 /// It may have of_row(row), whose result is called with each n: for what all elements of a row share and compilers leave in the loop.

@@ -6,7 +6,7 @@
 // all constexpr, and, where a scalar is not trained,
 //     double constant_scalar() const                its value
 #pragma once
-#include "attention/kernel/policy.h"
+#include "attention/mechanism.h"
 #include "model/device/device.h"
 
 /// Returned by head_weight() for a scalar that is not trained.

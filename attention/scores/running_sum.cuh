@@ -7,7 +7,7 @@
 // token down count n from there. Sums are in double on every device: of a hundred thousand summands that all have the same sign,
 // float32 would leave two digits in the difference of two neighbouring sums.
 #pragma once
-#include "attention/kernel/arguments.h"
+#include "attention/kernel/call.h"
 
 template <class Task>
 void running_sum(CPU, const Task& task, int B, int NH, int T) {

@@ -49,7 +49,7 @@ void instantiate() {
 
 template <class X, class P>
 void kernels_of(const P& policy) {
-    if constexpr (P::own_passes) {
+    if constexpr (P::traits.own_passes) {
         LayerInputs<X> in{};
         LayerState<X> state{};
         QkvGradients<X> to{};

@@ -15,7 +15,7 @@ struct Window : Causal {
 
 /// With a gate on every row's output.
 struct Gated : Causal {
-    bool gates_output() const { return true; }
+    static constexpr Traits traits{.gates_output = true};
 };
 
 /// More features than there is room for in shared memory: z = a + 0.1 sum_f r_f k_f.

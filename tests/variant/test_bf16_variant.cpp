@@ -36,7 +36,7 @@ std::vector<X> logits(GPT<CPU, X>& gpt, BatchFeed<CPU>& feed, const std::vector<
 }
 
 template <class X>
-void check_logits(const Variant& variant, const Form& form, double tolerance) {
+void check_logits(const Variant& variant, const ModelShape& form, double tolerance) {
     const Threads one(1);
     RoundedTwins<X> twins(variant, config_of(form), 67, 67);
     for (int T : {1, 2, 5, FEW_ROWS, FEW_ROWS + 1, 67}) {
@@ -49,15 +49,15 @@ void check_logits(const Variant& variant, const Form& form, double tolerance) {
 }   // namespace
 
 VARIANT_CASE(" bf16: a model with rounded matrices computes what the same matrices in whole numbers do", "[bf16][variant]") {
-    check_logits<double>(variant, Form{}, 1e-11);
-    check_logits<double>(variant, Form{true, false, 4, 1}, 1e-11);
-    check_logits<float>(variant, Form{}, 1e-4);
+    check_logits<double>(variant, ModelShape{}, 1e-11);
+    check_logits<double>(variant, ModelShape{true, false, 4, 1}, 1e-11);
+    check_logits<float>(variant, ModelShape{}, 1e-4);
 }
 
 VARIANT_CASE(" bf16: a text from rounded keys and values, and half the memory for them", "[bf16][variant]") {
     const Threads one(1);
     const int prompt = 40, T = 200;
-    RoundedTwins<float> twins(variant, config_of_long_text(Form{}, {}), prompt, T);
+    RoundedTwins<float> twins(variant, config_of_long_text(ModelShape{}, {}), prompt, T);
     const int V = twins.rounded.net.config.V;
     Decoder<CPU, float> whole(CPU{}, twins.whole.gpt), rounded(CPU{}, twins.rounded);
     whole.allocate(), rounded.allocate();

@@ -37,7 +37,7 @@ std::vector<std::vector<int32_t>> written(Decoder<CPU, X>& decoder, const std::v
 }
 
 /// Five texts of different lengths in three places against each of them alone.
-void check_side_by_side(const Variant& variant, const Form& form, int room) {
+void check_side_by_side(const Variant& variant, const ModelShape& form, int room) {
     const Threads one(1);
     Trial<double> trial(variant, config_of(form), 1, 90, 1, room, Recompute::nothing, 0, 1, Mode::inference);
     const std::vector<int> lengths = {3, 70, 1, 66, 90}, counts = {40, 1, 12, 20, 8};
@@ -57,7 +57,7 @@ void check_side_by_side(const Variant& variant, const Form& form, int room) {
 
 /// Logits after each of `count` new tokens, chosen greedily, and the tokens; once with the decoder, once with whole passes.
 template <class X>
-void check_same_text(const Variant& variant, const Form& form, int prompt, int count, int room, double tolerance) {
+void check_same_text(const Variant& variant, const ModelShape& form, int prompt, int count, int room, double tolerance) {
     const Threads one(1);
     INFO("prompt " << prompt << ", room " << room);
     Trial<X> trial(variant, config_of(form), 1, prompt, 1, room, Recompute::nothing, 0, 1, Mode::inference);
@@ -86,7 +86,7 @@ void check_same_text(const Variant& variant, const Form& form, int prompt, int c
 template <class X>
 void check_sample(const Variant& variant, Recompute recompute) {
     const Threads one(1);
-    Trial<X> training(variant, config_of(Form{}), 2, 80, 2, 80, recompute), plain(variant, config_of(Form{}), 1, 80, 1, 80);
+    Trial<X> training(variant, config_of(ModelShape{}), 2, 80, 2, 80, recompute), plain(variant, config_of(ModelShape{}), 1, 80, 1, 80);
     training.loss_and_gradients();   // a sample is written behind a step
     std::vector<int32_t> text(plain.tokens.begin(), plain.tokens.begin() + 70), expected = text;
     sample_text(CPU{}, training.gpt, text, 14, GREEDY);   // longer than the model's positions
@@ -101,7 +101,7 @@ void check_sample(const Variant& variant, Recompute recompute) {
 /// What a decoder has taken from the allocator behind a long text, against what it has told before.
 void check_memory(const Variant& variant) {
     const Threads one(1);
-    Trial<float> trial(variant, config_of_long_text(Form{}, {}), 1, 70, 1, 2000, Recompute::nothing, 0, 1, Mode::inference);
+    Trial<float> trial(variant, config_of_long_text(ModelShape{}, {}), 1, 70, 1, 2000, Recompute::nothing, 0, 1, Mode::inference);
     const auto write = [&](Decoder<CPU, float>& decoder) {
         decoder.allocate();
         written(decoder, {trial.tokens}, {200});
@@ -124,20 +124,20 @@ void check_memory(const Variant& variant) {
 VARIANT_CASE(" decode: what is kept of a text takes as much memory as it has told", "[decode][variant]") { check_memory(variant); }
 
 VARIANT_CASE(" decode: every row of a long text is that of a whole pass, whatever heads share keys", "[decode][variant]") {
-    check_whole_text<double>(variant, Form{}, 3, 500, 1e-10);
-    check_whole_text<double>(variant, Form{false, true, 4, 4}, 3, 300, 1e-10);
-    check_whole_text<double>(variant, Form{true, false, 4, 1}, 64, 300, 1e-10);
-    check_whole_text<float>(variant, Form{}, 70, 300, 1e-5);
+    check_whole_text<double>(variant, ModelShape{}, 3, 500, 1e-10);
+    check_whole_text<double>(variant, ModelShape{false, true, 4, 4}, 3, 300, 1e-10);
+    check_whole_text<double>(variant, ModelShape{true, false, 4, 1}, 64, 300, 1e-10);
+    check_whole_text<float>(variant, ModelShape{}, 70, 300, 1e-5);
 }
 
 VARIANT_CASE(" decode: texts side by side are what each is alone, in whatever place and whenever they begin", "[decode][variant]") {
-    check_side_by_side(variant, Form{}, 110);
-    check_side_by_side(variant, Form{true, false, 4, 1}, 80);   // shorter than the last text becomes
+    check_side_by_side(variant, ModelShape{}, 110);
+    check_side_by_side(variant, ModelShape{true, false, 4, 1}, 80);   // shorter than the last text becomes
 }
 
 VARIANT_CASE(" decode: a text longer than the model's positions goes on as without a cache", "[decode][variant]") {
-    check_same_text<double>(variant, Form{}, 20, 8, 24, 1e-11);
-    check_same_text<double>(variant, Form{}, 30, 3, 24, 1e-11);
+    check_same_text<double>(variant, ModelShape{}, 20, 8, 24, 1e-11);
+    check_same_text<double>(variant, ModelShape{}, 30, 3, 24, 1e-11);
 }
 
 VARIANT_CASE(" decode: samples during training are the text that passes over the whole write", "[decode][variant]") {

@@ -58,12 +58,12 @@ void check_packed(const Variant& variant, const Config& config, int T, const std
 }   // namespace
 
 VARIANT_CASE(" model: gradient of the whole model, head groups of 2, a full and a partial tile", "[model][variant]") {
-    Double trial(variant, Form{});
+    Double trial(variant, ModelShape{});
     CHECK(model_gradient_difference(trial) == "");
 }
 
 VARIANT_CASE(" model: gradient of the whole model, Qwen2 form, untied, one key head, one sequence, a partial tile", "[model][variant]") {
-    Double trial(variant, Form{true, false, 4, 1, 1, 21});
+    Double trial(variant, ModelShape{true, false, 4, 1, 1, 21});
     CHECK(model_gradient_difference(trial) == "");
 }
 
@@ -82,9 +82,9 @@ VARIANT_CASE(" model: gradients of linear layers divided by their spectral norms
 
 VARIANT_CASE(" model: recomputing activations changes no bit of loss and gradients", "[model][variant]") {
     const Threads one(1);
-    Float keeping(variant, Form{});
+    Float keeping(variant, ModelShape{});
     for (Recompute what : {Recompute::cheap, Recompute::layers}) {
-        Float recomputing(variant, Form{}, what);
+        Float recomputing(variant, ModelShape{}, what);
         CHECK(keeping.loss_and_gradients() == recomputing.loss_and_gradients());
         require_same_bits(keeping, recomputing);
     }
@@ -92,7 +92,7 @@ VARIANT_CASE(" model: recomputing activations changes no bit of loss and gradien
 
 VARIANT_CASE(" model: two micro-steps add up to one batch, and overwriting leaves nothing of what was there", "[model][variant]") {
     const Threads one(1);
-    Double whole(variant, Form{}), micro(variant, Form{});
+    Double whole(variant, ModelShape{}), micro(variant, ModelShape{});
     for (const Tensor& t : micro.gpt.net.tensors) fill(CPU{}, micro.gpt.gradients + t.slot.offset, t.slot.size, double(NAN));
     const double expected = whole.loss_and_gradients();
     const double first = micro.loss_and_gradients(0, 1, Write::overwrite), second = micro.loss_and_gradients(1, 1, Write::add);
@@ -104,7 +104,7 @@ VARIANT_CASE(" model: two micro-steps add up to one batch, and overwriting leave
 }
 
 VARIANT_CASE(" model: loss and gradients are the same bits in a second run, after another batch", "[model][variant]") {
-    Float once(variant, Form{}), again(variant, Form{});
+    Float once(variant, ModelShape{}), again(variant, ModelShape{});
     again.loss_and_gradients(1, 1, Write::overwrite);
     const double expected = once.loss_and_gradients();
     CHECK(again.loss_and_gradients() == expected);
@@ -131,7 +131,7 @@ VARIANT_CASE(" model: many short documents in a row get what they get alone", "[
 
 VARIANT_CASE(" model: being watched changes no bit; entropy is between 0 and that of uniform weights", "[model][variant]") {
     const Threads one(1);
-    Float alone(variant, Form{}), watched(variant, Form{});
+    Float alone(variant, ModelShape{}), watched(variant, ModelShape{});
     alone.loss();
     const Config& c = watched.gpt.net.config;
     Monitor<CPU, float> monitor(watched.B, watched.T, watched.gpt.net);
@@ -155,8 +155,8 @@ VARIANT_CASE(" model: being watched changes no bit; entropy is between 0 and tha
 }
 
 VARIANT_CASE(" model: float agrees with double", "[model][variant]") {
-    Float rounded(variant, Form{});
-    Double exact(variant, Form{});
+    Float rounded(variant, ModelShape{});
+    Double exact(variant, ModelShape{});
     const double expected = exact.loss_and_gradients();
     CHECK(std::abs(rounded.loss_and_gradients() - expected) <= rounding<float>(64).relative * expected);
     for (const Tensor& t : exact.gpt.net.tensors) {

@@ -9,7 +9,7 @@ namespace {
 
 /// A model of room_B x 67 tokens.
 template <class X>
-void check_scores(const Variant& variant, const Form& form, int room_B, Tolerance tolerance) {
+void check_scores(const Variant& variant, const ModelShape& form, int room_B, Tolerance tolerance) {
     const Threads one(1);
     Trial<X> trial(variant, config_of(form), 2, 67, room_B, 67, Recompute::nothing, 0, 1, Mode::inference);
     if (!trial.gpt.net.all(&LayerFacts::is_causal)) return;
@@ -36,9 +36,9 @@ void check_scores(const Variant& variant, const Form& form, int room_B, Toleranc
 }   // namespace
 
 VARIANT_CASE(" evaluation: contexts that are computed once give the scores of contexts computed for every answer", "[evaluation][variant]") {
-    check_scores<double>(variant, Form{}, 3, rounding<double>(1000));   // texts in several parts, the last of them not full
-    check_scores<double>(variant, Form{true, false, 4, 1}, 6, rounding<double>(1000));
-    check_scores<float>(variant, Form{}, 3, {1e-4});
+    check_scores<double>(variant, ModelShape{}, 3, rounding<double>(1000));   // texts in several parts, the last of them not full
+    check_scores<double>(variant, ModelShape{true, false, 4, 1}, 6, rounding<double>(1000));
+    check_scores<float>(variant, ModelShape{}, 3, {1e-4});
 }
 
 VARIANT_CASE(" evaluation: and so in a hybrid", "[evaluation][variant][hybrid]") {

@@ -1,11 +1,124 @@
-// Masks and positions in one place, for every device: the tokens in the rows and columns of a tile, whether the tile is visited, and
-// its visible pairs.
+// A call of the tiled kernel, the same on every device: its arguments, and its masks and positions in one place (TileWalk): the tokens in
+// the rows and columns of a tile, whether the tile is visited, and its visible pairs. Beside a mechanism's score, mask and output gate
+// (attention/mechanism.h), a call can differ in
+//     positions     rows and columns may be selected or permuted tokens
+//     mask          as data: a TileList, or PairBits
+//     log-sum-exp   LSE as an output, its gradient as an input: several calls can make one softmax
+//     statistics    entropy of each row, its maximum in each tile, visible pairs, visited tiles, pair gates
 #pragma once
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 
-#include "attention/kernel/arguments.h"
-#include "attention/kernel/policy.h"
+#include "attention/mechanism.h"
+#include "model/device/device.h"
+#include "model/device/memory.h"
+
+/// A mask as data: the key tiles that each query tile may visit, in ascending order. Query tile t of head h of sequence b has the
+/// count[n] tiles from tiles[n * stride] on, n = (b * NH + h) * query_tiles + t. Policy::tile() still classifies each of them.
+struct TileList {
+    const int* count = nullptr;
+    const int* tiles = nullptr;
+    int stride = 0;
+    constexpr explicit operator bool() const { return count != nullptr; }
+};
+
+/// A mask as data, pair by pair and the same for all heads: query i of sequence b sees key 64 t + c if bit c of its word t is set. For
+/// a policy with traits.reads_bits.
+struct PairBits {
+    uint64_t* words = nullptr;   // (B, T, tiles_of(T))
+    int T = 0;
+    constexpr explicit operator bool() const { return words != nullptr; }
+    constexpr uint64_t& word(int b, int i, int tile) const { return words[(size_t(b) * T + i) * tiles_of(T) + tile]; }
+    constexpr bool sees(int b, int i, int j) const { return word(b, i, j / TILE) >> (j % TILE) & 1; }
+};
+
+/// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key tile,
+/// -infinity in a tile that was not visited. pairs and tiles count the kernel's actual work. A tile is TILE x TILE on every device: where
+/// a kernel takes more rows at once, a tile counts if it was part of a visited rectangle and is not hidden by the list or the policy
+/// (TileWalk::judge_listed). The count is thus the same as in a kernel that goes tile by tile.
+template <class X>
+struct Statistics {
+    Wide<X>* entropy = nullptr;    // (B, NH, T)
+    Wide<X>* tile_max = nullptr;   // (B, NH, T, ceil(S / TILE))
+    Wide<X>* pairs = nullptr;      // (B, NH, T) number of keys that the row saw
+    Wide<X>* tiles = nullptr;      // (B, NH, ceil(T / TILE)) number of key tiles that the query tile visited
+    Wide<X>* pair_gate = nullptr;  // (B, NH, T) sum of pair_gate() over those keys; not written without traits.gates_pairs
+    constexpr explicit operator bool() const { return entropy || tile_max || pairs || tiles || pair_gate; }
+
+    /// The statistics of gated branch n of a layer (branch_names(), attention/layer_of.h). Each array holds all branches in turn, with `rows`
+    /// (B, NH, T) or `query_tiles` elements each. tile_max is left out, because its size depends on the branch's keys.
+    Statistics of_branch(int n, size_t rows, size_t query_tiles) const {
+        auto part = [n](Wide<X>* all, size_t size) { return all ? all + n * size : nullptr; };
+        return {part(entropy, rows), nullptr, part(pairs, rows), part(tiles, query_tiles), part(pair_gate, rows)};
+    }
+};
+
+template <class X>
+struct AttentionForward {
+    int B, T, S;   // sequences; queries and keys per sequence
+    int NH, NKV, HS;
+    Heads<const X> q;   // (B, T, NH, HS)
+    Heads<const X> k;   // (B, S, NKV, HS); query head h reads head h / (NH / NKV)
+    Heads<const X> v;   // (B, S, NKV, HS)
+
+    // Inputs of score(), with the sizes of features(); null for size 0.
+    const Wide<X>* head = nullptr;     // (NH, features.head)
+    const Wide<X>* row = nullptr;      // (B, NH, T, features.row)
+    const Wide<X>* column = nullptr;   // (B, NH, features.column, padded(S))
+    const Wide<X>* tile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S))
+
+    TileList list;                     // tiles of a mask that the policy does not compute
+    PairBits bits = {};                // pairs of such a mask
+    const Wide<X>* gate = nullptr;     // (B, T, NH) factor on the output
+    const int* q_position = nullptr;   // (B, NH, T) each row's token position; null: its index; -1: padding,
+    const int* k_position = nullptr;   // (B, NH, S) which sees nothing and is seen by nothing
+    Documents documents = {};          // varlen: a query sees its own document only, and positions count from the document's start
+
+    X* out;                   // (B, T, NH, HS) before the gate
+    X* gated_out = nullptr;   // (B, T, NH, HS) gate * out; needed with a gate only
+    Wide<X>* lse;             // (B, NH, T) log-sum-exp; -infinity for a row that sees nothing
+    Statistics<X> statistics = {};
+};
+
+/// All gradients are overwritten. dhead has one partial sum per sequence.
+template <class X>
+struct AttentionBackward {
+    const X* dout;                   // (B, T, NH, HS) gradient of the output, after the gate if there is one
+    const Wide<X>* dlse = nullptr;   // (B, NH, T); null: zero
+    Heads<Wide<X>> dq, dk;           // wide: the GPU accumulates dq over key tiles in memory, and RoPE's backward reads both
+    Heads<X> dv;
+    Wide<X>* dhead = nullptr;     // (B, NH, features.head)
+    Wide<X>* drow = nullptr;      // (B, NH, T, features.row)
+    Wide<X>* dcolumn = nullptr;   // (B, NH, features.column, padded(S))
+    Wide<X>* dtile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S)), for visited tiles only
+    Wide<X>* dgate = nullptr;     // (B, T, NH)
+    std::byte* workspace = nullptr;   // attention_workspace() bytes on a GPU; unused on the CPU
+};
+
+/// The arguments of the only kernel call of a layer.
+template <class X>
+AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
+    AttentionForward<X> a{};
+    a.B = in.B, a.T = in.T, a.S = in.T;
+    a.NH = in.NH, a.NKV = in.NKV, a.HS = in.HS;
+    a.q = {in.q, in.qk_row}, a.k = {in.k, in.qk_row}, a.v = {in.v, in.v_row};
+    a.head = state.score_inputs.head, a.row = state.score_inputs.row, a.column = state.score_inputs.column;
+    a.gate = state.score_inputs.gate;
+    a.documents = in.documents;
+    a.out = state.out, a.gated_out = a.gate ? state.gated_out : nullptr, a.lse = state.lse;
+    a.statistics = statistics;
+    return a;
+}
+
+/// The same for a layer that applies its output gate itself after the kernel, from state.out to state.gated_out.
+template <class X>
+AttentionForward<X> ungated_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Statistics<X>& statistics) {
+    AttentionForward<X> a = kernel_arguments(in, state, statistics);
+    a.gate = nullptr, a.gated_out = nullptr;
+    return a;
+}
 
 /// A rectangle of the score matrix: on the CPU a tile, cut at the end of the matrix; the GPU uses other sizes too.
 struct TilePlace {
@@ -88,10 +201,10 @@ public:
     /// Bits of row i, which must exist: column j is the lowest bit, followed by the columns to its right in the tile.
     constexpr uint64_t bits(int i, int j) const { return a_.bits.word(b_, i, j / TILE) >> (j % TILE); }
 
-    /// Whether a function from with_visible() is long: it loads from arrays, or the policy has long_visible.
+    /// Whether a function from with_visible() is long: it loads from arrays, or the policy has traits.long_visible.
     template <class Visible>
     static constexpr bool is_long() {
-        return std::is_same_v<Visible, ByArrays> || std::is_same_v<Visible, ByBits> || P::long_visible;
+        return std::is_same_v<Visible, ByArrays> || std::is_same_v<Visible, ByBits> || P::traits.long_visible;
     }
 
     /// Calls use(visible), where visible(i, j) does no more work than the verdict and the arguments require. Rows and
@@ -99,7 +212,7 @@ public:
     template <class Use>
     constexpr void with_visible(Tile verdict, Use use) const {
         if (verdict == Tile::full) return use([](int, int) { return true; });
-        if constexpr (P::reads_bits) return use(ByBits{*this});
+        if constexpr (P::traits.reads_bits) return use(ByBits{*this});
         if (!positions() && !a_.documents) return use([this](int i, int j) { return policy_.visible(h_, i, j); });
         use(ByArrays{*this});
     }
