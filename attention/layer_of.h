@@ -1,5 +1,5 @@
-// Wraps a policy in the engine's interface (attention/variant.h). LayerOf<A> is a layer; CpuLayer<A> and GpuLayer<A> also compute on
-// their device. The virtual functions here forward to layer.h.
+// Wraps a policy in the engine's interface (attention/variant.h). LayerOf<A> is a layer; CpuLayer<A> and GpuLayer<A> also compute
+// on their device. The virtual functions here forward to layer.h.
 #pragma once
 #include <concepts>
 #include <memory>
@@ -12,8 +12,8 @@
 // Optional members of a mechanism for monitors:
 //     branch_names() -> std::vector<std::string>      of the gated softmaxes that it sums, each with its statistics of_branch(n)
 //     branch_gates(shape, state)                      their factors (B, T, NH) in the last forward pass; null for one without
-//     sees(in, state, h, i, j) -> bool                whether query i of head h read key j in the last forward pass, where it attends
-//                                                     to something other than the model's own keys and values
+//     sees(in, state, h, i, j) -> bool                whether query i of head h read key j in the last forward pass: for one that
+//                                                     attends to something other than the model's own keys and values
 
 template <class A>
 constexpr bool reports_pairs = requires(const A& policy, const LayerInputs<float>& in, const LayerState<float>& state) {
@@ -61,11 +61,14 @@ constexpr bool keeps_contract() {
     static_assert(std::constructible_from<A, const Config&, int>, "a mechanism's constructor takes (const Config&, int layer)");
     static_assert(!scores || differentiates, "score() without score_backward(): write the derivative of score()");
     static_assert(!A::traits.gates_pairs || has_pair_gate, "traits.gates_pairs without pair_gate(): write the gate of a pair");
-    static_assert(!A::traits.own_passes || requires(const A& a, LayerInputs<float> in, LayerState<float> state, QkvGradients<float> to,
-                                                    ScoreInputGradients<float> more, const float* x, std::byte* workspace) {
-        a.forward(CPU{}, in, x, state, workspace, Statistics<float>{});
-        a.backward(CPU{}, in, x, state, x, to, more, workspace);
-    }, "traits.own_passes needs forward() and backward() with the arguments of attention/kernel/layer.h");
+    static_assert(
+        !A::traits.own_passes ||
+            requires(const A& a, LayerInputs<float> in, LayerState<float> state, QkvGradients<float> to,
+                     ScoreInputGradients<float> more, const float* x, std::byte* workspace) {
+                a.forward(CPU{}, in, x, state, workspace, Statistics<float>{});
+                a.backward(CPU{}, in, x, state, x, to, more, workspace);
+            },
+        "traits.own_passes needs forward() and backward() with the arguments of attention/kernel/layer.h");
     static_assert(requires(const A& a, LayerInputs<double> in, double* x) { a.naive(in, x, x); },
                   "write naive(in, weights, out): the formula in dense loops, which the tests compare with");
     return true;

@@ -1,5 +1,5 @@
-// The contract of an attention mechanism. A variant is a struct derived from Policy that overrides what differs from causal attention;
-// the kernel's parts are policies, too. Conventions: i query, j key, h query head, token positions from 0;
+// The contract of an attention mechanism. A variant is a struct derived from Policy that overrides what differs from causal
+// attention; the kernel's parts are policies, too. Conventions: i query, j key, h query head, token positions from 0;
 //     a_ij = HS^-1/2 q_i.k_j     z_ij = score(a_ij)     P_ij = exp(z_ij - LSE_i) on the visible pairs     O_i = sum_j P_ij v_j
 //
 //     settings(), declare(), trains()     options and tensors
@@ -10,7 +10,8 @@
 //     naive()                             the formula in dense loops: the oracle of the tests
 //     traits, form()                      facts that the engine and the kernel ask about
 //
-// Other questions are asked from outside: attention/kernel/count.h (expected work), attention/layer_of.h (monitors), attention/decoding/.
+// Other questions are asked from outside: attention/kernel/count.h (expected work), attention/layer_of.h (monitors),
+// attention/decoding/.
 #pragma once
 #include <cstddef>
 #include <limits>
@@ -53,7 +54,8 @@ struct Features {
 /// The largest number of features of one kind. The limit comes from the GPU's backward pass and holds on every device.
 inline constexpr int MOST_FEATURES = 264;
 
-/// The inputs of score(): one query and a few consecutive keys. N is a SIMD vector of keys on the CPU, a single float on a GPU thread.
+/// The inputs of score(): one query and a few consecutive keys. N is a SIMD vector of keys on the CPU, a single float on a GPU
+/// thread.
 template <class N>
 struct Pair {
     using X = Element<N>;
@@ -155,13 +157,13 @@ struct ScoreInputs {
     Wide<X>* token = nullptr;    // (B, T, features.token); as a gradient, uninitialised memory for preprocess_backward()
     Wide<X>* gate = nullptr;     // (B, T, NH)
 
-    /// Terms (B, NH) of the auxiliary loss of a mechanism with has_auxiliary_loss; every forward pass overwrites all of them. Their sum
-    /// over all layers, divided by the tokens of the micro-batch, is added to the mean cross-entropy.
+    /// Terms (B, NH) of the auxiliary loss of a mechanism with has_auxiliary_loss; every forward pass overwrites all of them. Their
+    /// sum over all layers, divided by the tokens of the micro-batch, is added to the mean cross-entropy.
     Wide<X>* auxiliary = nullptr;
 };
 
-/// preprocess_backward() turns the gradients of the score inputs, in `of`, into these gradients. It overwrites dq_pre and dk_pre and
-/// adds to dx and dweights.
+/// preprocess_backward() turns the gradients of the score inputs, in `of`, into these gradients. It overwrites dq_pre and dk_pre
+/// and adds to dx and dweights.
 template <class X>
 struct ScoreInputGradients {
     ScoreInputs<X> of;
@@ -180,7 +182,7 @@ struct LayerState {
     X* out;         // (B, T, NH, HS) before the gate
     X* gated_out;   // (B, T, NH, HS) input of the output projection; the same memory as out without a gate
     Wide<X>* lse;   // (B, NH, T)
-    std::byte* kept = nullptr;   // Policy::kept_bytes(), with own_passes
+    std::byte* kept = nullptr;   // kept_bytes(), with own passes
 };
 
 /// Gradients with respect to q and k after RoPE, and v.
@@ -197,7 +199,8 @@ struct QkvGradients {
 struct KeptKeys {
     int leading = 0, recent = std::numeric_limits<int>::max();
 };
-/// The same for a sequence in chunks of `chunk` tokens: the last `of_chunk` <= chunk keys of each complete chunk, and all of the newest.
+/// The same for a sequence in chunks of `chunk` tokens: the last `of_chunk` <= chunk keys of each complete chunk, and all of the
+/// newest.
 struct KeptChunks {
     int chunk, of_chunk;
 };
@@ -248,8 +251,8 @@ struct Policy {
     /// Adds the variant's own tensors of this layer; `prefix` is "model.layers.{i}.self_attn.".
     void declare(TensorList&, const std::string& /*prefix*/) {}
 
-    /// Whether this run trains the tensor. The engine asks every layer about every tensor of the model; a single false freezes it: it
-    /// keeps its value and is left out of the gradient norm.
+    /// Whether this run trains the tensor. The engine asks every layer about every tensor of the model; a single false freezes it:
+    /// it keeps its value and is left out of the gradient norm.
     bool trains(const std::string& /*tensor*/) const { return true; }
 
     /// Score. score() runs before the mask, so z of a hidden pair only has to be finite. score_backward() recomputes z, calls
@@ -270,8 +273,8 @@ struct Policy {
         return broadcast<N>(1);
     }
 
-    /// Mask. tile() classifies a rectangle of positions [i0, i1) x [j0, j1). Tile::mixed is always correct. kept_keys(): the keys that
-    /// rows after the newest may see (KeptKeys, KeptChunks); a KV cache holds no others.
+    /// Mask. tile() classifies a rectangle of positions [i0, i1) x [j0, j1). Tile::mixed is always correct. kept_keys(): the keys
+    /// that rows after the newest may see (KeptKeys, KeptChunks); a KV cache holds no others.
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
     constexpr KeptKeys kept_keys() const { return {}; }
@@ -286,8 +289,8 @@ struct Policy {
         return 0;
     }
 
-    /// preprocess() runs before the kernel and fills the inputs of score() and the output gate. preprocess_backward() runs after it and
-    /// turns the gradients of those inputs into gradients of tensors, q, k and x.
+    /// preprocess() runs before the kernel and fills the inputs of score() and the output gate. preprocess_backward() runs after it
+    /// and turns the gradients of those inputs into gradients of tensors, q, k and x.
     template <class Device, class Inputs, class X, class ScoreInputs>
     void preprocess(Device, const Inputs&, const X* /*weights*/, ScoreInputs&) const {}
     template <class Device, class Inputs, class X, class ScoreInputs, class Gradients>

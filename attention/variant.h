@@ -1,6 +1,6 @@
-// The interface between the engine and an attention mechanism. The engine (model/, train_gpt.cu, ./generate) is compiled once against
-// this interface. A variant is compiled separately, once per device (attention/variant.cu), and a trainer is linked with one variant.
-// Everything is per layer, so that the layers of a model may differ.
+// The interface between the engine and an attention mechanism. The engine (model/, train_gpt.cu, ./generate) is compiled once
+// against this interface. A variant is compiled separately, once per device (attention/variant.cu), and a trainer is linked with
+// one variant. Everything is per layer, so that the layers of a model may differ.
 //     Variant          name, settings; makes a model's layers
 //     AttentionLayer   one layer: facts, tensors, mask
 //     LayerPasses      a layer's passes on one device in one number type; attention/layer_of.h makes them from a policy
@@ -66,8 +66,8 @@ struct CpuPasses : LayerPasses<CPU, X> {
     virtual void naive(const LayerInputs<X>& in, const X* weights, X* out) const = 0;
 };
 
-/// Allocates the score inputs of a layer with the features `f`, and its gate if `gated`. `copies` is 1, or B for the partial sums of
-/// the gradients of the scalars per head.
+/// Allocates the score inputs of a layer with the features `f`, and its gate if `gated`. `copies` is 1, or B for the partial sums
+/// of the gradients of the scalars per head.
 template <class X>
 ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bool gated, int B, int T, int NH, int copies) {
     ScoreInputs<X> e;

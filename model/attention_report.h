@@ -11,7 +11,7 @@ using HeadTable = std::vector<std::vector<double>>;
 
 /// One softmax branch, in all layers that have a branch of this name.
 struct BranchReport {
-    std::string name;             // from Policy::branch_names(); "" if a layer has one softmax
+    std::string name;             // from branch_names() (attention/layer_of.h); "" if a layer has one softmax
     std::vector<bool> in_layer;   // (L) whether the layer has it; all tables are NaN where it does not
     HeadTable entropy;            // of a row's weights, in nats
     HeadTable normalised;         // entropy / log(visible keys), over rows that see several keys: 0 (one key) to 1 (uniform)

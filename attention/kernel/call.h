@@ -1,6 +1,6 @@
-// A call of the tiled kernel, the same on every device: its arguments, and its masks and positions in one place (TileWalk): the tokens in
-// the rows and columns of a tile, whether the tile is visited, and its visible pairs. Beside a mechanism's score, mask and output gate
-// (attention/mechanism.h), a call can differ in
+// A call of the tiled kernel, the same on every device: its arguments, and its masks and positions in one place (TileWalk): the
+// tokens in the rows and columns of a tile, whether the tile is visited, and its visible pairs. Beside a mechanism's score, mask
+// and output gate (attention/mechanism.h), a call can differ in
 //     positions     rows and columns may be selected or permuted tokens
 //     mask          as data: a TileList, or PairBits
 //     log-sum-exp   LSE as an output, its gradient as an input: several calls can make one softmax
@@ -24,8 +24,8 @@ struct TileList {
     constexpr explicit operator bool() const { return count != nullptr; }
 };
 
-/// A mask as data, pair by pair and the same for all heads: query i of sequence b sees key 64 t + c if bit c of its word t is set. For
-/// a policy with traits.reads_bits.
+/// A mask as data, pair by pair and the same for all heads: query i of sequence b sees key 64 t + c if bit c of its word t is set.
+/// For a policy with traits.reads_bits.
 struct PairBits {
     uint64_t* words = nullptr;   // (B, T, tiles_of(T))
     int T = 0;
@@ -34,10 +34,10 @@ struct PairBits {
     constexpr bool sees(int b, int i, int j) const { return word(b, i, j / TILE) >> (j % TILE) & 1; }
 };
 
-/// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key tile,
-/// -infinity in a tile that was not visited. pairs and tiles count the kernel's actual work. A tile is TILE x TILE on every device: where
-/// a kernel takes more rows at once, a tile counts if it was part of a visited rectangle and is not hidden by the list or the policy
-/// (TileWalk::judge_listed). The count is thus the same as in a kernel that goes tile by tile.
+/// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key
+/// tile, -infinity in a tile that was not visited. pairs and tiles count the kernel's actual work. A tile is TILE x TILE on every
+/// device: where a kernel takes more rows at once, a tile counts if it was part of a visited rectangle and is not hidden by the
+/// list or the policy (TileWalk::judge_listed). The count is thus the same as in a kernel that goes tile by tile.
 template <class X>
 struct Statistics {
     Wide<X>* entropy = nullptr;    // (B, NH, T)
@@ -47,8 +47,8 @@ struct Statistics {
     Wide<X>* pair_gate = nullptr;  // (B, NH, T) sum of pair_gate() over those keys; not written without traits.gates_pairs
     constexpr explicit operator bool() const { return entropy || tile_max || pairs || tiles || pair_gate; }
 
-    /// The statistics of gated branch n of a layer (branch_names(), attention/layer_of.h). Each array holds all branches in turn, with `rows`
-    /// (B, NH, T) or `query_tiles` elements each. tile_max is left out, because its size depends on the branch's keys.
+    /// The statistics of gated branch n of a layer (branch_names(), attention/layer_of.h). Each array holds all branches in turn,
+    /// with `rows` (B, NH, T) or `query_tiles` elements each. tile_max is left out, because its size depends on the branch's keys.
     Statistics of_branch(int n, size_t rows, size_t query_tiles) const {
         auto part = [n](Wide<X>* all, size_t size) { return all ? all + n * size : nullptr; };
         return {part(entropy, rows), nullptr, part(pairs, rows), part(tiles, query_tiles), part(pair_gate, rows)};
@@ -165,8 +165,8 @@ public:
         return verdict == Tile::full && !all ? Tile::mixed : verdict;
     }
 
-    /// The verdict on a part of a visited rectangle, cheap enough for every few rows and columns. The part must lie inside one TILE x TILE
-    /// tile, or outside the matrix, where it is hidden.
+    /// The verdict on a part of a visited rectangle, cheap enough for every few rows and columns. The part must lie inside one TILE
+    /// x TILE tile, or outside the matrix, where it is hidden.
     constexpr Tile judge_part(const TilePlace& part, Tile whole) const {
         if (part.rows <= 0 || part.columns <= 0) return Tile::hidden;
         if (whole == Tile::full) return Tile::full;

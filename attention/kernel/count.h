@@ -1,5 +1,5 @@
-// Accounting, for --dry-run and MFU: the work under a mask, counted without running the kernel, and the keys of a KV cache. A mechanism may
-// define, and is asked for nothing else:
+// Accounting, for --dry-run and MFU: the work under a mask, counted without running the kernel, and the keys of a KV cache. A
+// mechanism may define, and is asked for nothing else:
 //     PairCount expected_pairs(int NH, int T) const   where the mask depends on the data
 //     bool expects_at_most() const                    these are an upper bound
 //     double further_pairs(int NH, int T) const       pairs that only the forward pass computes, summed over the heads
@@ -16,8 +16,8 @@ struct PairCount {
     double pairs = 0, tiles = 0;
 };
 
-/// Counts the visible pairs in rows [i0, i1) and columns [j0, j1), cut into squares of `size`. Mixed squares are divided into squares of
-/// an eighth, few of which a diagonal crosses.
+/// Counts the visible pairs in rows [i0, i1) and columns [j0, j1), cut into squares of `size`. Mixed squares are divided into
+/// squares of an eighth, few of which a diagonal crosses.
 template <class P>
 double pairs_in(const P& policy, int h, int i0, int i1, int j0, int j1, int size) {
     double pairs = 0;
@@ -50,8 +50,8 @@ double count_exactly(const P& policy, const std::vector<MixedTile>& mixed, int T
     return pairs;
 }
 
-/// Estimates from `samples` rows of mixed tiles. Multiples of the golden ratio, modulo 1, spread them evenly over tiles and rows for
-/// every period of the mask.
+/// Estimates from `samples` rows of mixed tiles. Multiples of the golden ratio, modulo 1, spread them evenly over tiles and rows
+/// for every period of the mask.
 template <class P>
 double estimate(const P& policy, const std::vector<MixedTile>& mixed, int T, int samples) {
     double pairs = 0;
@@ -65,9 +65,9 @@ double estimate(const P& policy, const std::vector<MixedTile>& mixed, int T, int
     return pairs / samples * double(mixed.size()) * TILE;
 }
 
-/// Counts the pairs and tiles that tile() and visible() allow. The count is exact unless more than `most` tiles are mixed, as in strided
-/// patterns of long sequences. Pairs are then estimated within a few parts in a thousand, and T = 32768 takes a fraction of a second per
-/// layer.
+/// Counts the pairs and tiles that tile() and visible() allow. The count is exact unless more than `most` tiles are mixed, as in
+/// strided patterns of long sequences. Pairs are then estimated within a few parts in a thousand, and T = 32768 takes a fraction of
+/// a second per layer.
 template <class P>
 PairCount count_pairs(const P& policy, int NH, int T, size_t most = 1 << 14) {
     PairCount count;
@@ -104,7 +104,9 @@ double further_pairs(const P& policy, int NH, int T) {
 }
 
 inline double kept_of(const KeptKeys& kept, int T) { return double(std::min(int64_t(T), int64_t(kept.leading) + kept.recent)); }
-inline double kept_of(const KeptChunks& kept, int T) { return double((T - 1) / kept.chunk) * kept.of_chunk + (T - 1) % kept.chunk + 1; }
+inline double kept_of(const KeptChunks& kept, int T) {
+    return double((T - 1) / kept.chunk) * kept.of_chunk + (T - 1) % kept.chunk + 1;
+}
 
 /// The number of the first T keys that a KV cache must keep to compute the rows from T - 1 on, averaged over key/value heads.
 template <class P>

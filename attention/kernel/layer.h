@@ -36,7 +36,7 @@ size_t layer_workspace(Device device, const P& policy, const LayerShape& s) {
 }
 
 /// Computes state.gated_out (B, T, NH, HS) from x, q, k and v. `weights` is the flat buffer of the policy's slots; `workspace` has
-/// layer_workspace() bytes. Policy::forward(), with own_passes, takes the same arguments.
+/// layer_workspace() bytes. A mechanism's own forward() takes the same arguments.
 template <class Device, class X, class P>
 void attention_layer_forward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights, LayerState<X>& state,
                              std::byte* workspace, const Statistics<X>& statistics = {}) {
@@ -49,7 +49,7 @@ void attention_layer_forward(Device device, const P& policy, const LayerInputs<X
 }
 
 /// Computes the gradients of q, k and v (overwritten) and of the other inputs of preprocess() from dout, the gradient of gated_out
-/// (B, T, NH, HS). more.of is memory for the gradients of the score inputs. Policy::backward(), with own_passes, takes the same
+/// (B, T, NH, HS). more.of is memory for the gradients of the score inputs. A mechanism's own backward() takes the same
 /// arguments.
 template <class Device, class X, class P>
 void attention_layer_backward(Device device, const P& policy, const LayerInputs<X>& in, const X* weights,
