@@ -1,6 +1,5 @@
 // Trains a Qwen language model with the attention variant that this program is linked with (make train_asga, make train_causal,
-// ...). Read from the bottom: main() parses the options (model/run/train_options.cpp), train() has the loop, step_gradients() the
-// gradients of a step.
+// ...). Read from the bottom: main() parses the options (model/run/train_options.cpp), train() has the loop, train_step() a step.
 #include "attention/variant.h"
 #include "model/base/options.h"
 #include "model/base/process.h"
@@ -25,7 +24,7 @@ void observe_attention(Run<Device, X>& run) {
     if (B == 0) return;
     std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
     validation_rows(stream, 0, T, B, tokens.data(), targets.data());
-    gpt_forward(run.device, run.gpt, run.feed.put(run.device, tokens.data(), nullptr, B, T), &run.monitor);
+    observed_forward(run.device, run.gpt, run.feed.put(run.device, tokens.data(), nullptr, B, T), run.monitor);
     const AttentionReport r = run.monitor.take_report();
     const std::string warning = run.collapse.observe(r);
     run.progress.print(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
@@ -52,44 +51,48 @@ std::string sample(Run<Device, X>& run) {
 
 // ------------------------------------------------------------------------------------------------------------------ the loop
 
-/// Computes the gradients of one optimiser step for the elements that this rank updates, averaged over the step's `targets` on all
-/// ranks. gpt.totals gets their norm and the sum of losses. In the last micro-step, gradients are summed over the ranks as soon as they
-/// are final: layer by layer, or bucket by bucket with ZeRO-1, from the end of the buffer. False, with incomplete gradients, if a signal
-/// has requested a stop.
+/// Completes gpt.totals over the ranks: the sum of losses, and the norm of the summed gradients.
 template <class Device, class X>
-bool step_gradients(Run<Device, X>& run, Loader& loader, int64_t step, double targets) {
+void sum_totals(Run<Device, X>& run) {
+    auto& gpt = run.gpt;
+    run.collectives->start_sum(run.device, &gpt.totals->loss, 1);
+    if (gpt.auxiliary) run.collectives->start_sum(run.device, &gpt.totals->auxiliary, 1);
+    run.collectives->finish(run.device);
+    gpt_norm(run.device, gpt);
+    if (!gpt.sharded()) return;
+    run.collectives->all_gather(run.device, gpt.shard_squares, 1);
+    gpt_norm_of_shards(run.device, gpt);
+}
+
+/// Takes optimiser step `step`: gradients of all micro-steps and ranks, averaged over the step's `targets`, and AdamW. In the last
+/// micro-step, gradients are summed over the ranks as soon as they are final. Returns false, with weights unchanged, if a signal has
+/// requested a stop between two micro-steps.
+template <class Device, class X>
+bool train_step(Run<Device, X>& run, Loader& loader, int64_t step, double targets, const AdamW& adamw) {
     Device device = run.device;
     auto& gpt = run.gpt;
-    const float share = float(1.0 / double(run.data.tokens_per_step));
+    const float share = float(1.0 / double(run.data.tokens_per_step));   // of one token in the loss
     if (run.data.train->masked()) gpt_weigh_targets(device, gpt, double(run.data.tokens_per_step) / targets);
-    size_t buckets = gpt.shards.buckets();   // not yet reduced
-    auto sum_over_ranks = [&](size_t begin, size_t end) {
-        if (!gpt.sharded()) return run.collectives->start_sum(device, gpt.gradients + begin, end - begin);
-        for (; buckets > 0 && gpt.shards.bucket(buckets - 1).begin >= begin; buckets--)
-            run.collectives->start_reduce_scatter(device, gpt.gradients + gpt.shards.bucket(buckets - 1).begin,
-                                                  gpt.shards.part_size(buckets - 1));
-    };
-    for (int micro = 0; micro < run.data.micro_steps; micro++) {
+    GradientSums<Device> sums(device, *run.collectives, gpt.gradients, gpt.shards);
+    const GradientsReady sum_over_ranks = [&](size_t begin, size_t end) { sums.add(begin, end); };
+
+    for (int micro = 0; micro < run.data.micro_steps; micro++, run.feed.read_on(device, loader, gpt.B, gpt.T)) {
         if (micro > 0 && run.stop_within_step.requested(run.ranks)) return false;
-        const Write write = micro == 0 ? Write::overwrite : Write::add;
         run.ranks.at("computing gradients", step);
         const Batch batch = run.feed.next(device, loader, gpt.B, gpt.T);
-        auto gradients = [&](const GradientsReady& ready) {
-            gpt_forward(device, gpt, batch);
-            gpt_loss(device, gpt, batch, write, share);
-            gpt_backward(device, gpt, batch, write, ready);
-        };
-        if (run.ranks.size() > 1 && micro + 1 == run.data.micro_steps) gradients(sum_over_ranks);
-        else run.graphs.run(device, batch.tokens, write, [&] { gradients(GradientsReady()); });
-        run.feed.read_on(device, loader, gpt.B, gpt.T);
+        const Write write = micro == 0 ? Write::overwrite : Write::add;
+        const bool sum = run.ranks.size() > 1 && micro + 1 == run.data.micro_steps;
+        if (!sum && run.graphs.replays(device, batch.tokens, write)) continue;
+        gpt_forward(device, gpt, batch);
+        gpt_loss(device, gpt, batch, write, share);
+        gpt_backward(device, gpt, batch, write, sum ? sum_over_ranks : GradientsReady());
+        run.graphs.end(device);
     }
-    run.collectives->start_sum(device, &gpt.totals->loss, 1);
-    if (gpt.auxiliary) run.collectives->start_sum(device, &gpt.totals->auxiliary, 1);
-    run.collectives->finish(device);
-    gpt_norm(device, gpt);
-    if (!gpt.sharded()) return true;
-    run.collectives->all_gather(device, gpt.shard_squares, 1);
-    gpt_norm_of_shards(device, gpt);
+    sum_totals(run);
+    if (run.replicas) run.replicas->require_unchanged(device, run.ranks, step);
+    gpt_update(device, gpt, adamw, step);
+    if (gpt.sharded()) run.collectives->all_gather(device, gpt.weights, gpt.shards);
+    if (run.replicas) run.replicas->remember(device);
     return true;
 }
 
@@ -110,25 +113,20 @@ void require_finite(Run<Device, X>& run, const StepTotals& totals, double loss, 
          "); the weights were not changed. Lower --lr, or resume from the last checkpoint");
 }
 
-/// Takes one optimiser step: gradients of all micro-steps and ranks, learning rate, clipping and AdamW on the device. Then reads the
-/// totals and runs the validation, samples and checkpoint that are due. Returns whether a signal has requested a stop; a signal between
-/// two micro-steps undoes the step.
+/// Takes one step, reads its totals and runs the validation, samples and checkpoint that are due. Returns whether a signal has requested
+/// a stop; a signal between two micro-steps undoes the step.
 template <class Device, class X>
 bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     Device device = run.device;
     const Options& o = run.o;
     Ranks& ranks = run.ranks;
     const int64_t targets = loader.targets_of_step(step - 1);   // 0 if a loss mask hides all: no loss and no gradient
-    if (!step_gradients(run, loader, step, double(std::max<int64_t>(1, targets)))) {
+    AdamW adamw = o.adamw;
+    adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
+    if (!train_step(run, loader, step, double(std::max<int64_t>(1, targets)), adamw)) {
         save_finished_step(run);
         return true;
     }
-    AdamW adamw = o.adamw;
-    adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
-    if (run.replicas) run.replicas->require_unchanged(device, ranks, step);
-    gpt_update(device, run.gpt, adamw, step);
-    if (run.gpt.sharded()) run.collectives->all_gather(device, run.gpt.weights, run.gpt.shards);
-    if (run.replicas) run.replicas->remember(device);
     ranks.at("waiting for the device", step);
     const StepTotals totals = read_totals(device, run.gpt);
     const double loss = targets ? totals.loss / double(targets) : NAN, norm = std::sqrt(totals.squares);

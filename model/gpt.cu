@@ -9,10 +9,9 @@
 #include "model/operations/swiglu.cuh"
 
 /// Computes layer l from its normed input to `activated`, all that the backward pass reads. Returns the number of rows: B * T, unless
-/// texts->attend() dropped some.
+/// attention->attend() dropped some.
 template <class Device, class X>
-static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, Monitor<Device, X>* monitor = nullptr,
-                         const RowsOfTexts* texts = nullptr) {
+static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, const AttentionOverride* attention = nullptr) {
     const Config& c = gpt.net.config;
     const auto& layer = gpt.net.layers[l];
     const X* w = gpt.weights;
@@ -22,25 +21,15 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
     linear_forward(device, a.qkv, a.normed1, gpt.matrix(layer.qkv), layer.qkv_bias ? w + layer.qkv_bias.offset : nullptr, BT, c.C,
                    (c.NH + 2 * c.NKV) * c.HS);
     QkShape<X> shape = gpt.qk_shape(l, B, T, batch.documents);
-    if (texts) shape.origin = texts->origin;
+    if (attention && attention->origin) shape.origin = attention->origin;
     qk_norm_rope_forward(device, a.qk, gpt.scratch.qk_pre, a.qk_rstd, a.qkv, shape, c.norm_eps);
     if (gpt.auxiliary) {
         Wide<X>* const auxiliary = gpt.auxiliary + size_t(l) * B * c.NH;
         if (layer.attention->facts.has_auxiliary_loss) a.attention.score_inputs.auxiliary = auxiliary;
         else fill(device, auxiliary, size_t(B) * c.NH, Wide<X>{});
     }
-    const LayerInputs<X> in = attention_inputs(gpt, l, B, T, batch.documents);
-    if (monitor && monitor->can_weigh(layer.attention->facts))
-        monitor->weigh_keys(device, in, [&](const LayerInputs<X>& one) {
-            gpt.attention(l).forward(device, one, w, a.attention, gpt.scratch.attention, Statistics<X>{});
-            return a.attention.out;
-        });
-    if (texts) rows = texts->attend(l);
-    else
-        gpt.attention(l).forward(device, in, w, a.attention, gpt.scratch.attention,
-                                 monitor ? monitor->start_layer(device) : Statistics<X>{});
-    if (monitor)
-        monitor->finish_layer(device, layer.attention->facts.branch_names, gpt.attention(l).branch_gates(in, a.attention), B, T);
+    if (attention) rows = attention->attend(l);
+    else layer_attention(device, gpt, l, batch);
     residual_forward(device, a.middle, a.normed2, a.rstd2, gpt.residual + size_t(l) * BT * c.C, a.attention.gated_out,
                      gpt.matrix(layer.o_proj), w + layer.post_attention_norm.offset, rows, Q, c.C, c.norm_eps);
     linear_forward(device, a.gate_up, a.normed2, gpt.matrix(layer.gate_up), static_cast<const X*>(nullptr), rows, c.C, 2 * c.F);
@@ -49,8 +38,7 @@ static int layer_forward(Device device, GPT<Device, X>& gpt, int l, const Batch&
 }
 
 template <class Device, class X>
-void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::type_identity_t<Monitor<Device, X>*> monitor,
-                 const RowsOfTexts* texts) {
+void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, const AttentionOverride* attention) {
     const Config& c = gpt.net.config;
     const X* w = gpt.weights;
     const int B = batch.B, T = batch.T, BT = B * T;
@@ -61,7 +49,7 @@ void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, std::ty
     rmsnorm_forward(device, a->normed1, a->rstd1, x, w + gpt.net.layers[0].input_norm.offset, BT, c.C, c.norm_eps);
     for (int l = 0; l < c.L; l++) {
         const auto& layer = gpt.net.layers[l];
-        const int rows = layer_forward(device, gpt, l, batch, monitor, texts);
+        const int rows = layer_forward(device, gpt, l, batch, attention);
         const bool last = l + 1 == c.L;
         LayerActivations<X>* next = &gpt.layers[last ? l : l + 1];
         const Slot norm = last ? gpt.net.final_norm : gpt.net.layers[l + 1].input_norm;   // fused with the residual addition
@@ -263,7 +251,7 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
 // --------------------------------------------------------------------------------------------------- explicit instantiations
 
 #define INSTANTIATE(Device, X)                                                                                          \
-    template void gpt_forward(Device, GPT<Device, X>&, const Batch&, Monitor<Device, X>*, const RowsOfTexts*);        \
+    template void gpt_forward(Device, GPT<Device, X>&, const Batch&, const AttentionOverride*);                          \
     template void gpt_loss(Device, GPT<Device, X>&, const Batch&, Write, Wide<X>);                                      \
     template void gpt_backward(Device, GPT<Device, X>&, const Batch&, Write, const GradientsReady&);                    \
     template void gpt_weights_loaded(Device, GPT<Device, X>&);                                                          \

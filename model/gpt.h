@@ -13,7 +13,6 @@
 
 #include "model/batch.h"
 #include "model/device/memory.cuh"
-#include "model/monitor.cuh"
 #include "model/operations/adamw.cuh"
 #include "model/operations/matrix.h"
 #include "model/operations/qk_rope.cuh"
@@ -161,19 +160,24 @@ LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, 
             v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine, documents};
 }
 
-/// Overrides for a forward pass whose rows are not complete texts: rows that continue texts (decode), or several texts packed together.
-struct RowsOfTexts {
-    const int32_t* origin;               // QkShape::origin: the position 0 of each token, relative to its row; negative before the row
-    std::function<int(int l)> attend;    // replaces the attention of layer l; returns the number of rows in gated_out and residual:
-                                         // B x T, or fewer in the last layer
+/// Replaces the layers' attention in a forward pass: for rows that are not complete sequences (decode, several sequences packed
+/// together), for another mechanism, or under a monitor.
+struct AttentionOverride {
+    const int32_t* origin;             // QkShape::origin: the position 0 of each token, relative to its row; null: the batch says it
+    std::function<int(int l)> attend;  // fills layer l's gated_out; returns its number of rows: B x T, or fewer in the last layer
 };
 
 /// Preconditions: at most gpt.B x gpt.T tokens, each below V.
-/// Computes gpt.final_normed (B, T, C) from the batch's tokens. A monitor, if given, records every layer's attention and blocks on
-/// the device.
+/// Computes gpt.final_normed (B, T, C) from the batch's tokens.
 template <class Device, class X>
-void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch,
-                 std::type_identity_t<Monitor<Device, X>*> monitor = nullptr, const RowsOfTexts* texts = nullptr);
+void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, const AttentionOverride* attention = nullptr);
+
+/// The attention of layer l as trained, from attention_inputs() to layers[l].attention.
+template <class Device, class X>
+void layer_attention(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, const Statistics<X>& statistics = {}) {
+    gpt.attention(l).forward(device, attention_inputs(gpt, l, batch.B, batch.T, batch.documents), gpt.weights, gpt.layers[l].attention,
+                             gpt.scratch.attention, statistics);
+}
 
 /// Precondition: gpt_forward() of the same batch.
 /// Writes or adds the cross-entropy of the batch's targets, in nats, to gpt.totals->loss, and the auxiliary loss to

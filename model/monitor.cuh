@@ -1,5 +1,5 @@
-// Observes attention during one forward pass: layer by layer, the kernel's statistics, the gates and the weights of some rows are
-// copied to the host and averaged there. Training pays nothing for a monitor that is not passed to gpt_forward().
+// Observes attention during one forward pass, observed_forward(): layer by layer, the kernel's statistics, the gates and the weights of some rows are
+// copied to the host and averaged there.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -9,8 +9,8 @@
 #include "attention/kernel/call.h"
 #include "model/attention_report.h"
 #include "model/device/memory.cuh"
+#include "model/gpt.h"
 #include "model/operations/embedding.cuh"
-#include "model/qwen.h"
 
 /// Values that reveal weights: attention is a weighted sum of values, so where token j0 + d has unit vector d, channel d of the
 /// output of row i is the weight P_ij of key j = j0 + d, whatever mechanism chose it. HS keys at a time.
@@ -149,3 +149,24 @@ private:
     Statistics<X> of_layer_;
     AttentionReport report_;
 };
+
+/// gpt_forward(), of which the monitor records every layer's attention. Blocks on the device.
+template <class Device, class X>
+void observed_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, Monitor<Device, X>& monitor) {
+    const auto attend = [&](int l) {
+        const LayerFacts& facts = gpt.net.layers[l].attention->facts;
+        const LayerPasses<Device, X>& layer = gpt.attention(l);
+        const LayerInputs<X> in = attention_inputs(gpt, l, batch.B, batch.T, batch.documents);
+        LayerState<X>& state = gpt.layers[l].attention;
+        if (monitor.can_weigh(facts))
+            monitor.weigh_keys(device, in, [&](const LayerInputs<X>& one) {
+                layer.forward(device, one, gpt.weights, state, gpt.scratch.attention, Statistics<X>{});
+                return state.out;
+            });
+        layer_attention(device, gpt, l, batch, monitor.start_layer(device));
+        monitor.finish_layer(device, facts.branch_names, layer.branch_gates(in, state), batch.B, batch.T);
+        return batch.B * batch.T;
+    };
+    const AttentionOverride observed{nullptr, attend};
+    gpt_forward(device, gpt, batch, &observed);
+}

@@ -10,7 +10,7 @@ AttentionReport look_at(Trial<double>& trial, Change change) {
     monitor.allocate();
     AttentionReport report;
     for (int look = 0; look < 2; look++) {   // the second is not added to the first
-        gpt_forward(CPU{}, trial.gpt, trial.feed.put(CPU{}, trial.tokens.data(), nullptr, trial.B, trial.T), &monitor);
+        observed_forward(CPU{}, trial.gpt, trial.feed.put(CPU{}, trial.tokens.data(), nullptr, trial.B, trial.T), monitor);
         report = monitor.take_report();
     }
     return report;

@@ -49,6 +49,8 @@ struct Watcher : Policy {
 
     Watcher(const Config& config, int layer)
         : Policy(config, layer), NH(config.NH), only(config.setting("watcher_only") != 0) {}
+    template <class X>
+    void naive(const LayerInputs<X>&, const X*, X*) const {}
 
     static std::vector<Setting> settings() {
         return {{"--watcher-only", "watcher_only", 0, 0, 1, WHOLE, "freeze what is not watched"}};

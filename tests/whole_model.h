@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/gpt.h"
+#include "model/monitor.cuh"
 #include "model/run/feed.cuh"
 #include "tests/finite_differences.h"
 #include "tests/variants.h"

@@ -99,8 +99,8 @@ public:
     const Wide<X>* begin(int place, const std::vector<int32_t>& ids) {
         if (caches_.empty() || ids.size() > size_t(gpt_.T)) return whole_pass(ids, logits_.data());
         const int T = int(ids.size());
-        const RowsOfTexts prompt{nullptr, [&](int l) { return read_prompt(l, place, T), T; }};
-        gpt_forward(device_, gpt_, feed_.put(device_, ids.data(), nullptr, 1, T), nullptr, &prompt);
+        const AttentionOverride prompt{nullptr, [&](int l) { return read_prompt(l, place, T), T; }};
+        gpt_forward(device_, gpt_, feed_.put(device_, ids.data(), nullptr, 1, T), &prompt);
         return widen(on_host(gpt_logits(device_, gpt_, T - 1, 1), 1), logits_.data());
     }
 
@@ -184,12 +184,12 @@ private:
         const X* logits = gpt_.scratch.logits;
         graphs_[rows].run(device_, tokens_, Write::overwrite, [&] {
             const DecodeRows where{tokens_ + places_, tokens_ + 2 * places_};
-            const RowsOfTexts these{tokens_ + 3 * places_, [&](int l) {
+            const AttentionOverride these{tokens_ + 3 * places_, [&](int l) {
                                         LayerState<X> state = rows_.state(gpt_, l);
                                         caches_[l]->decode(device_, where, attention_inputs(gpt_, l, rows, 1), gpt_.weights, state);
                                         return rows;
                                     }};
-            gpt_forward(device_, gpt_, Batch{1, rows, tokens_}, nullptr, &these);
+            gpt_forward(device_, gpt_, Batch{1, rows, tokens_}, &these);
             logits = gpt_logits(device_, gpt_, 0, rows);
         });
         return logits;
@@ -202,7 +202,7 @@ private:
     std::unique_ptr<InferenceMechanism<Device, X>> mechanism_;
     Caches caches_;
     Arena<Device> memory_;
-    int32_t* tokens_;                // (4, places) of a step's rows: token, place, position, and RowsOfTexts::origin
+    int32_t* tokens_;                // (4, places) of a step's rows: token, place, position, and AttentionOverride::origin
     RowsMemory<Device, X> rows_;
     std::map<int, StepGraphs<Device>> graphs_;   // by the number of rows
     std::vector<X> on_host_;         // (rows, V), a GPU's logits of the last pass

@@ -386,3 +386,26 @@ private:
     size_t count_ = 0;
 };
 #endif
+
+/// Sums the gradients over the ranks while the backward pass completes them: whole ranges, or with ZeRO-1 bucket by bucket, each to the
+/// rank that owns its parts. Calls come from the end of the buffer to its beginning (GradientsReady, model/gpt.h).
+template <class Device>
+class GradientSums {
+public:
+    GradientSums(Device device, Collectives<Device>& collectives, float* gradients, const Shards& shards)
+        : device_(device), collectives_(collectives), gradients_(gradients), shards_(shards), buckets_(shards.buckets()) {}
+
+    /// Elements [begin, end) are final on this rank.
+    void add(size_t begin, size_t end) {
+        if (shards_.count() == 1) return collectives_.start_sum(device_, gradients_ + begin, end - begin);
+        for (; buckets_ > 0 && shards_.bucket(buckets_ - 1).begin >= begin; buckets_--)
+            collectives_.start_reduce_scatter(device_, gradients_ + shards_.bucket(buckets_ - 1).begin, shards_.part_size(buckets_ - 1));
+    }
+
+private:
+    Device device_;
+    Collectives<Device>& collectives_;
+    float* gradients_;
+    const Shards& shards_;
+    size_t buckets_;   // not yet summed
+};

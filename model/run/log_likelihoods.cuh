@@ -73,7 +73,7 @@ InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gp
         for (const InferenceCount& count : counts) read.add(count);
         return batch.B * T;
     };
-    const RowsOfTexts texts{nullptr, attend};
-    gpt_forward(CPU{}, gpt, batch, nullptr, &texts);
+    const AttentionOverride texts{nullptr, attend};
+    gpt_forward(CPU{}, gpt, batch, &texts);
     return read;
 }

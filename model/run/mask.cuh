@@ -109,7 +109,7 @@ inline void show_mask(const Variants& variants, const Options& o) {
     BatchFeed<CPU> feed(1, T, c.V, borders(o, c));
     feed.allocate(CPU{});
     const Batch batch = feed.put(CPU{}, tokens.data(), nullptr, 1, T);
-    gpt_forward(CPU{}, gpt, batch, &monitor);
+    observed_forward(CPU{}, gpt, batch, monitor);
     const double tiles = mean_of({sum_of(monitor.take_report(), &BranchReport::tiles).back()});
 
     const AttentionLayer& layer = *gpt.net.layers.back().attention;

@@ -20,6 +20,7 @@
 #include "model/device/machine.h"
 #include "model/generate/sample.h"
 #include "model/gpt.h"
+#include "model/monitor.cuh"
 #include "model/ranks/collectives.cuh"
 #include "model/ranks/ranks.h"
 #include "model/run/feed.cuh"

@@ -50,11 +50,11 @@ public:
         to_device(device_, origin_, host_origin_.data(), host_origin_.size());
         to_device(device_, texts_, host_texts_.data(), host_texts_.size());
         to_device(device_, predicting_, host_predicting_.data(), host_predicting_.size());
-        const RowsOfTexts rows{origin_, [this](int l) {
+        const AttentionOverride rows{origin_, [this](int l) {
                                    attend_texts(l);
                                    return take_back(l);
                                }};
-        gpt_forward(device_, gpt_, feed_.put(device_, tokens_.data(), nullptr, 1, int(tokens_.size())), nullptr, &rows);
+        gpt_forward(device_, gpt_, feed_.put(device_, tokens_.data(), nullptr, 1, int(tokens_.size())), &rows);
         std::vector<const Answer*> answers;
         for (const EvaluationItem* item : items)
             for (const Answer& answer : item->answers) answers.push_back(&answer);
@@ -199,7 +199,7 @@ private:
     BatchFeed<Device>& feed_;
     const InferenceReader<X>* reader_;
     InferenceCount read_;
-    std::vector<int32_t> tokens_, host_origin_;   // (rows) tokens, and RowsOfTexts::origin
+    std::vector<int32_t> tokens_, host_origin_;   // (rows) tokens, and AttentionOverride::origin
     std::vector<SharedText> host_texts_;
     std::vector<int32_t> host_predicting_;        // rows that predict a token of an answer, ascending
     Arena<Device> memory_;

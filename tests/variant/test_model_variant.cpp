@@ -136,7 +136,7 @@ VARIANT_CASE(" model: being watched changes no bit; entropy is between 0 and tha
     const Config& c = watched.gpt.net.config;
     Monitor<CPU, float> monitor(watched.B, watched.T, watched.gpt.net);
     monitor.allocate();
-    gpt_forward(CPU{}, watched.gpt, watched.feed.put(CPU{}, watched.tokens.data(), nullptr, watched.B, watched.T), &monitor);
+    observed_forward(CPU{}, watched.gpt, watched.feed.put(CPU{}, watched.tokens.data(), nullptr, watched.B, watched.T), monitor);
     const size_t numbers = size_t(watched.B) * watched.T * c.C;
     CHECK(std::equal(alone.gpt.final_normed, alone.gpt.final_normed + numbers, watched.gpt.final_normed));
     const AttentionReport report = monitor.take_report();

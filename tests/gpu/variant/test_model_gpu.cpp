@@ -144,8 +144,8 @@ void check_monitor(const Variant& of_gpu, const Variant& of_cpu) {
     Monitor<CPU, double> there(2, 130, exact.gpt.net);
     Monitor<GPU, float> here(2, 130, gpu.gpt.net);
     there.allocate(), here.allocate();
-    gpt_forward(CPU{}, exact.gpt, exact.feed.put(CPU{}, exact.tokens.data(), nullptr, 2, 130), &there);
-    gpt_forward(gpu.device, gpu.gpt, gpu.feed.put(gpu.device, exact.tokens.data(), nullptr, 2, 130), &here);
+    observed_forward(CPU{}, exact.gpt, exact.feed.put(CPU{}, exact.tokens.data(), nullptr, 2, 130), there);
+    observed_forward(gpu.device, gpu.gpt, gpu.feed.put(gpu.device, exact.tokens.data(), nullptr, 2, 130), here);
     const AttentionReport on_gpu = here.take_report(), on_cpu = there.take_report();
     auto same = [](const HeadTable& a, const HeadTable& b, double most = 1e-4) {
         for (size_t l = 0; l < b.size(); l++)
