@@ -34,3 +34,17 @@ check "no file includes one of a later layer: $(head -n 3 "$work/upward" | tr '\
 # Files of flags are made in every build; their dependents only where the content has changed.
 make -q USE_CUDA=0 build/flags > /dev/null 2>&1
 check "make looks at the flags in every build" "[ $? -eq 1 ]"
+
+# One file per mechanism, measured: the lines of all files that its header includes and causal's does not.
+grep -rE '^#include "(model|attention)/' --include=*.{h,cuh} model attention | sed -E 's/:#include "([^"]+)".*/ \1/' > "$work/includes"
+closure() {   # FILE: the files that it includes, itself among them
+    awk -v file="$1" '{ of[$1] = of[$1] " " $2 }
+        function visit(f, i, n, next_of) { if (f in seen) return; seen[f]; print f; n = split(of[f], next_of); for (i = 1; i <= n; i++) visit(next_of[i]) }
+        END { visit(file) }' "$work/includes" | sort
+}
+closure attention/causal.cuh > "$work/causal"
+for variant in attention/*.cuh; do
+    closure "$variant" | comm -23 - "$work/causal" | xargs -r cat | wc -l | sed "s|^|$(basename "$variant" .cuh) |"
+done > "$work/added"
+echo "lines added to causal's: $(paste -sd, "$work/added" | sed 's/,/, /g')"
+check "every variant is measured" '[ "$(wc -l < "$work/added")" -eq "$(ls attention/*.cuh | wc -l)" ] && grep -q "^causal 0$" "$work/added"'
