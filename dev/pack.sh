@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Packs what dev/gpu_day.sh runs for a machine that has a GPU and none of our libraries: programs, tests, the shared libraries that they
+# Packs what dev/gpu_day.py runs for a machine that has a GPU and none of our libraries: programs, tests, the shared libraries that they
 # need, token shards, and what the CPU computed for comparison. Needs nvcc; no GPU. VARIANTS=all for the trainers of all variants.
-#     dev/pack.sh [FOLDER]       default .gpu, which git ignores; there: bash FOLDER/gpu_day.sh (dev/README.md, "Ten minutes on a GPU")
+#     dev/pack.sh [FOLDER]       default .gpu, which git ignores; there: python3 FOLDER/gpu_day.py (dev/README.md, "Ten minutes on a GPU")
 # CUDA_ARCH="-gencode arch=compute_80,code=sm_80" for another GPU than an H100 or H200; ARCH=-march=... for another processor than one
-# with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*" for the shards of a text that EXPERIMENT reads there;
+# with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*" for the shards of a text that --experiment reads there;
 # TOOLS= WRITES= leaves benchmarks and text out;
 # HERE=1 builds for this machine, in this tree; EMULATED=1 takes the programs of build/emulated, to try all this without a GPU.
 # The other machine needs glibc and libstdc++ at least as new as here, and CUDA's and NCCL's libraries as here. Open MPI is in the
@@ -85,7 +85,7 @@ head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$folder/sm
 ./tokenize --tokenizer bytes --out "$folder/data/small" --name small "$folder/small.txt" > /dev/null
 rm "$folder/small.txt"
 [ -z "${DATA:-}" ] || { mkdir "$folder/data/more" && cp $DATA "$folder/data/more"; }
-cp dev/gpu_day.sh dev/gpu_day.py dev/compare_pytorch.py dev/pytorch_qwen.py "$folder"
+cp dev/gpu_day.py dev/compare_pytorch.py dev/pytorch_qwen.py "$folder"
 mkdir -p "$folder/scripts/experiments" && cp scripts/experiments/*.{py,toml} "$folder/scripts/experiments"
 (cd "$here/scripts/experiments" && python3 -c 'import prepare; print(prepare.engine_commit())') > "$folder/ENGINE_COMMIT"
 mkdir "$folder/model_25m"   # 25.9 million parameters, for bytes
@@ -120,7 +120,7 @@ awk -v count=$prompts 'BEGIN {   # of 8, 16, ... bytes
 # program to the next, which have much in common.
 cd "$folder"
 [ -z "${HERE:-}" ] || exit 0
-mapfile -t packed < <(ls -A | grep -vxE 'gpu_day\.(sh|py)')
+mapfile -t packed < <(ls -A | grep -vxF gpu_day.py)
 python3 - "${packed[@]}" << 'END'
 import lzma, sys, tarfile
 filters = [{"id": lzma.FILTER_LZMA2, "preset": 4, "dict_size": 2 ** 28}]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make test-gpu`: packs what this machine has built (dev/pack.sh) and runs all of dev/gpu_day.sh on its GPU: the tests of the GPU half,
+# `make test-gpu`: packs what this machine has built (dev/pack.sh) and runs all of dev/gpu_day.py on its GPU: the tests of the GPU half,
 # training against the CPU, compute-sanitizer over a step, benchmarks. VARIANTS="causal nsa" for other trainers than causal, asga, dsa
 # and sliding_window, VARIANTS=all for all, ONLY=WORD for the steps whose names contain it. Results in build/gpu_day; the last line is
 # `N passed, N failed`. Exits 1 when something failed, 2 where there is no GPU. A machine with a GPU and without our libraries runs
@@ -18,4 +18,4 @@ fi
 HERE=1 dev/pack.sh build/gpu_day/package || exit 1
 PATH=$PATH:$(dirname "$(sed -n 's/^NVCC := //p' build/config.mk)")   # compute-sanitizer lies beside nvcc
 rm -rf build/gpu_day/results
-SECONDS_ALLOWED=${SECONDS_ALLOWED:-14400} build/gpu_day/package/gpu_day.sh build/gpu_day/results
+build/gpu_day/package/gpu_day.py build/gpu_day/results --seconds "${SECONDS_ALLOWED:-14400}" --only "${ONLY:-}"

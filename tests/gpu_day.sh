@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dev/pack.sh and dev/gpu_day.sh without a GPU: a package of programs that emulate theirs, its shortest steps in another folder, and the
+# dev/pack.sh and dev/gpu_day.py without a GPU: a package of programs that emulate theirs, its shortest steps in another folder, and the
 # page that dev/gpu/results.py writes of them. Prints lines `ok NAME` or `FAIL NAME: why`.
 # Needs: make tokenize build/emulated/run_tests build/emulated/train_causal build/emulated/generate_causal build/emulated/dev/bench_constants
 set -uo pipefail
@@ -13,7 +13,7 @@ if ! EMULATED=1 HERE=1 VARIANTS=causal dev/pack.sh "$pack" > "$work/log" 2>&1; t
 fi
 wanted="train_causal train_causal_fp32"
 if has_mpi "$pack/bin/train_causal"; then wanted+=" ranks_2"; fi
-gpu_day() { (cd / && ONLY="^(${wanted// /|})\$" "$pack/gpu_day.sh" "$results") > "$work/printed" 2>&1; }
+gpu_day() { (cd / && "$pack/gpu_day.py" "$results" --only "^(${wanted// /|})\$") > "$work/printed" 2>&1; }
 gpu_day
 check "gpu day: each step ends well, and follows the CPU" '[ "$(grep -c "\"status\":0" "$results/steps.jsonl")" -eq "$(wc -w <<< "$wanted")" ] &&
     grep -qE "^[1-9][0-9]* passed, 0 failed$" "$work/printed"'
@@ -30,7 +30,9 @@ if grep -q libmpi <(ldd "$pack/bin/train_causal"); then
         '"$pack/mpi/mpirun" --oversubscribe -np 1 sh -c "cat /proc/\$PPID/maps" > "$work/printed" 2>&1 &&
             grep -q "$pack/mpi/plugins/mca_" "$work/printed" && ! grep -E "/(mca_|libopen-)" "$work/printed" | grep -qv "$pack/"'
 fi
-filters=$(sed -n 's/^tests [a-z_]* [0-9]* "\(.*\)"$/\1/p' dev/gpu_day.sh)
+filters=$(cd "$pack" && python3 -c 'import gpu_day, shlex
+for name, step in gpu_day.plan("", "").items():
+    if name.startswith("tests_"): print(shlex.split(step[1])[-1])')
 cases() { "$pack/bin/run_tests" --list-tests "$@" | sed -n 's/^\([0-9]*\) \(matching \)\?test cases\?$/\1/p'; }
 check "gpu day: its filters of tests together fit all" '[ "$(cases)" -gt 0 ] && [ "$(cases "$(paste -sd, <<< "$filters")")" -eq "$(cases)" ]'
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Keeps what GPUs have measured, one file per card, and writes the pages that show it: dev/gpu/RESULTS.md and a table in README.md.
 
-    python3 dev/gpu/results.py RESULTS    merges RESULTS/gpu_day.json (of dev/gpu_day.sh) into dev/gpu/CARD.json, writes the pages
+    python3 dev/gpu/results.py RESULTS    merges RESULTS/gpu_day.json (of dev/gpu_day.py) into dev/gpu/CARD.json, writes the pages
     python3 dev/gpu/results.py            writes the pages again
     python3 dev/gpu/results.py --check    exits 1 if the pages differ from the kept files
 
@@ -25,7 +25,7 @@ def figures_of(run):
 
 
 def merge(card, run):
-    """Adds a summary of dev/gpu_day.sh to a card's file: its figures take the place of older ones."""
+    """Adds a summary of dev/gpu_day.py to a card's file: its figures take the place of older ones."""
     machine = run["machine"]
     failed = [name for name, good in run["verdicts"] if not good]
     when = {"date": machine["date"], "commit": machine["commit"]}
@@ -42,7 +42,7 @@ def keep(root, folder):
         run = json.loads(source.read_text())
         gpu = run["machine"]["gpu"]
     except (OSError, ValueError, KeyError) as error:
-        sys.exit(f"results.py: {source} is not what dev/gpu_day.sh writes: {error}")
+        sys.exit(f"results.py: {source} is not what dev/gpu_day.py writes: {error}")
     if not gpu: sys.exit(f"results.py: {source} names no GPU: such a run has measured nothing")
     path = root / "dev/gpu" / (re.sub(r"[^A-Za-z0-9_-]+", "_", gpu) + ".json")
     card = json.loads(path.read_text()) if path.exists() else {}
@@ -92,10 +92,10 @@ def variants_table(card):
 
 def results_page(cards):
     lines = ["# What GPUs have measured", "",
-             "Written by dev/gpu/results.py from the file per card beside it, which holds the newest figures of dev/gpu_day.sh. The first table:",
+             "Written by dev/gpu/results.py from the file per card beside it, which holds the newest figures of dev/gpu_day.py. The first table:",
              "dev/bench_gpu's model of 124M parameters (B 64, T 1024, bf16); attention alone at T 8192, visible pairs only.", "", speeds_table(cards)]
     for card in cards:
-        lines += [f"## {card['gpu']}", "", f"Driver {card['driver']}, CUDA {card['cuda']}. Runs of dev/gpu_day.sh: the tests on the GPU, curves beside the CPU's,",
+        lines += [f"## {card['gpu']}", "", f"Driver {card['driver']}, CUDA {card['cuda']}. Runs of dev/gpu_day.py: the tests on the GPU, curves beside the CPU's,",
                   "repeated runs bit by bit, memory against its prediction, compute-sanitizer.", "",
                   table(["date", "commit", "passed", "failed"],
                         [[run["date"], run["commit"], str(run["passed"]), ", ".join(run["failed"]) or "none"] for run in card["runs"]]),
