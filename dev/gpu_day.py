@@ -177,8 +177,8 @@ def write_whole(path, text):
 
 
 def run_command(words, seconds, path, says):
-    """A command's status as a shell has it, and its last line. 124: it was ended at its limit; 137: that took SIGKILL; 2: it did not
-    say what it should."""
+    """A command's status as a shell has it, and its last line. 124: it was ended at its limit; 137: that took SIGKILL; 2: it did
+    not say what it should."""
     try:
         with open(path, "wb") as file:
             words = ["timeout", "-k", "5", f"{seconds}", *words]
