@@ -71,7 +71,7 @@ def ours(variant, folder, path):
 
 
 def theirs(folder, path, tasks):
-    """The same. The tokenizer from a folder of its own, as scripts/lm_eval.sh says."""
+    """The same. The tokenizer from a folder of its own, as scripts/harness.py says."""
     tokenizer = folder / 'tokenizer'
     tokenizer.mkdir(exist_ok=True)
     for file in folder.glob('tokenizer*.json'):

@@ -18,6 +18,6 @@ $python -c 'import lm_eval, accelerate' 2> /dev/null || { skip "modeling: lm-eva
 $python -W ignore tests/check_harness.py 2> "$work/stderr" || bad "modeling: tests/check_harness.py" "$(tail -n 1 "$work/stderr")"
 echo '{"query": "the people of this nation", "choices": ["have made their choice", "is strong"], "gold": 0}' > "$work/items.jsonl"
 train asga asga --steps 30 --checkpoint-every 30 --lr 1e-2
-HF_MODULES_CACHE=$work/modules HF_HOME=$work/home LIMIT=900 PYTHON=$python expect "modeling: scripts/lm_eval.sh scores a checkpoint" 0 "" \
-    scripts/lm_eval.sh "$work/asga/step_00000030" "$work/items.jsonl" -- --batch_size 1 --device cpu
+HF_MODULES_CACHE=$work/modules HF_HOME=$work/home LIMIT=900 expect "modeling: scripts/harness.py scores a checkpoint" 0 "" \
+    $python scripts/harness.py "$work/asga/step_00000030" "$work/items.jsonl" -- --batch_size 1 --device cpu
 check "and prints its accuracy" 'grep -q "^|own_0_items *|.*|acc  *|" "$work/stdout"'

@@ -1,7 +1,6 @@
 // Climbs the ladder of attention kernels: checks every rung against attention in double, times it, and prints a markdown table.
 //   make build/dev/ladder/ladder && build/dev/ladder/ladder [--batch-size 4] [--seq-len 4096] [--heads 12]
-// dev/ladder.sh puts the table into dev/README.md. The rungs are the files rung_1.cuh to rung_6.cuh beside this one; rung_0.h
-// is the CPU's, and backward_ladder.cu climbs the way back.
+// The rungs are the files rung_1.cuh to rung_6.cuh beside this one; rung_0.h is the CPU's, and backward_ladder.cu climbs the way back.
 
 #include "dev/ladder/options.h"
 #include "dev/ladder/rungs.h"
