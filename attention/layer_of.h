@@ -26,7 +26,7 @@ std::vector<std::string> branch_names(const A& policy) {
 }
 template <class A, class X>
 std::vector<const Wide<X>*> branch_gates(const A& policy, const LayerShape& shape, const LayerState<X>& state) {
-    if constexpr (requires { policy.branch_gates(shape, state); }) return ::branch_gates(policy, shape, state);
+    if constexpr (requires { policy.branch_gates(shape, state); }) return policy.branch_gates(shape, state);
     else return {state.score_inputs.gate};
 }
 
