@@ -80,12 +80,12 @@ build/emulated/%.o: %.cpp build/emulated/flags
 	$(call COMPILE,$(EMULATED))
 build/emulated/%.o: %.cu build/emulated/flags
 	$(call COMPILE,$(EMULATED) -x c++)
-# A variant is attention/variant.cu compiled with its name.
-$(VARIANTS:%=build/attention/%.o): build/attention/%.o: attention/variant.cu build/flags
+.SECONDEXPANSION:   # A variant is attention/variant.cu compiled with its name, and its decoding/NAME.cuh where it has one.
+$(VARIANTS:%=build/attention/%.o): build/attention/%.o: attention/variant.cu $$(wildcard attention/decoding/$$*.cuh) build/flags
 	$(call COMPILE,-DATTENTION=$* -x c++)
-$(VARIANTS:%=build/gpu/attention/%.o): build/gpu/attention/%.o: attention/variant.cu build/gpu/flags
+$(VARIANTS:%=build/gpu/attention/%.o): build/gpu/attention/%.o: attention/variant.cu $$(wildcard attention/decoding/$$*.cuh) build/gpu/flags
 	$(call NVCOMPILE,-DATTENTION=$*)
-$(VARIANTS:%=build/emulated/attention/%.o): build/emulated/attention/%.o: attention/variant.cu build/emulated/flags
+$(VARIANTS:%=build/emulated/attention/%.o): build/emulated/attention/%.o: attention/variant.cu $$(wildcard attention/decoding/$$*.cuh) build/emulated/flags
 	$(call COMPILE,$(EMULATED) -DATTENTION=$* -x c++)
 # What the tree carries into programs: its commit, for logs; and Python files and descriptions, for checkpoints.
 COMMIT := $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2> /dev/null),unknown)
@@ -197,4 +197,4 @@ FORCE:
 UNKNOWN := $(filter-out test-gpu $(TRAINERS) $(VARIANTS:%=test-%),$(filter train_% test-%,$(MAKECMDGOALS)))
 $(UNKNOWN): FORCE
 	@echo "make $@: there is no attention/$(patsubst train_%,%,$(@:test-%=%)).cuh; the variants are: $(VARIANTS)" >&2; exit 2
--include $(shell find build -name '*.d' -type f 2> /dev/null)
+-include $(shell find build -name sanitized -prune -o -name '*.d' -type f -print 2> /dev/null)
