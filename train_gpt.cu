@@ -154,7 +154,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
 }
 
 /// Ends the run after a failure of a GPU or another rank: Exit::rank, with the lost step and the way to resume in the message.
-[[noreturn]] void give_up(const Error& error, const Options& o, int64_t step) {
+[[noreturn]] void give_up(const Error& error, const OutputOptions& o, int64_t step) {
     if (!*error.what()) throw error;   // another rank prints the sentence
     fail(Exit::rank, error.what(), "; step ", step, " is lost; ",
          o.checkpoint_every ? "--resume continues from the last checkpoint in " + o.out

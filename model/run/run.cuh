@@ -38,7 +38,7 @@ struct Validation {
 };
 
 /// Exit::usage with --document-mask, if the model's attention cannot keep documents apart.
-inline void require_documents_apart(const Qwen& net, const Options& o) {
+inline void require_documents_apart(const Qwen& net, const DataOptions& o) {
     if (!o.document_mask || net.all(&LayerFacts::keeps_documents_apart)) return;
     fail(Exit::usage, "--document-mask 1: ", net.variant.name,
          " with these settings cannot keep the documents of a row apart; leave --document-mask out");

@@ -32,7 +32,7 @@ std::string without_wildcards(const std::string& path) {
 }
 
 // The files of --eval-data.
-std::vector<EvaluationFile> evaluation_files(const Options& o) {
+std::vector<EvaluationFile> evaluation_files(const EvaluationOptions& o) {
     const std::vector<EvaluationFile> files = find_evaluation_files(o.eval_data);
     std::error_code unknown;   // --eval-out need not exist yet
     for (const EvaluationFile& file : files)
@@ -78,7 +78,7 @@ std::string tokenizer_of(const Data& data, const Config& config) {
 }
 
 // Exit::data with --document-mask if the first tokens of the data are all of one document.
-void require_borders(const TokenStream* stream, const Options& o, const Config& config) {
+void require_borders(const TokenStream* stream, const DataOptions& o, const Config& config) {
     if (!o.document_mask || !stream) return;
     const uint64_t looked_at = std::min<uint64_t>(stream->size(), 1 << 26);
     std::vector<int32_t> tokens(size_t(1) << 16);
@@ -170,7 +170,7 @@ void require_variant(Origin& origin, const std::string& variant, const Options& 
 }
 
 // A setting that was given for all layers, and that every layer of the own variant has for itself, changes nothing.
-void note_without_effect(const Options& o, const std::vector<LayerAttention>& layers, const Variant& own, bool prints) {
+void note_without_effect(const AttentionOptions& o, const std::vector<LayerAttention>& layers, const Variant& own, bool prints) {
     const auto has_its_own = [&](const std::string& key) {
         return std::all_of(layers.begin(), layers.end(), [&](const LayerAttention& layer) {
             return layer.variant != own.name || layer.settings.count(key) > 0;
@@ -209,7 +209,7 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
 }
 
 // --qk-norm, which is for models that start from scratch: a folder's weights have been trained one way or the other.
-void choose_qk_norm(Origin& origin, const Options& o) {
+void choose_qk_norm(Origin& origin, const ModelOptions& o) {
     const bool wanted = o.qk_norm == "auto" ? origin.config.qk_norm : o.qk_norm == "1";
     if (wanted == origin.config.qk_norm) return;
     if (origin.folder() && has_weights(*origin.folder()))
@@ -287,7 +287,7 @@ bool describes_data(const std::string& described, const TokenStream& train, bool
     return described.empty();
 }
 
-DocumentBorders borders(const Options& o, const Config& config) {
+DocumentBorders borders(const DataOptions& o, const Config& config) {
     return {o.document_mask ? config.end_of_text : -1, o.document_positions};
 }
 

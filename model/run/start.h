@@ -23,27 +23,49 @@
 struct Variant;
 struct Variants;
 
-/// All command-line options; model/run/train_options.cpp documents each.
-struct Options {
-    std::string device = "auto", precision = "auto", model = "qwen-7m", out, train_data, val_data;
-    std::string qk_norm = "auto", layers, dense_layers, checkpoint, prompt, show_mask;
-    std::vector<std::string> eval_data;
-    std::string eval_out, eval_log;
-    std::string rounding = "nearest";
-    int batch_size = 8, seq_len = 512, val_batches = 20, sample_tokens = 128, keep_checkpoints = 2;
-    int position_bins = 16;
-    int mask_layer = -1, threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
-    int64_t total_batch_tokens = 0, steps = 1000, warmup_steps = -1, val_every = 100, sample_every = 200, checkpoint_every = 200;
-    int64_t monitor_every = 0, eval_every = 0, eval_items = 0, check_ranks_every = -1;
+// The command line's options, in the groups of --help; model/run/train_options.cpp documents each.
+struct ModelOptions {
+    std::string model = "qwen-7m", qk_norm = "auto", precision = "auto", rounding = "nearest", checkpoint;
+    bool model_given = false, resume = false, allow_new_tensors = false;   // model_given: --model is on the command line
+    uint64_t seed = 1;
+};
+struct DataOptions {
+    std::string train_data, val_data;
+    int batch_size = 8, seq_len = 512;
+    int64_t total_batch_tokens = 0;
+    bool shuffle = true, document_mask = false, document_positions = false, verify_data = false;
+};
+struct ScheduleOptions {
+    int64_t steps = 1000, warmup_steps = -1;
     double epochs = 0, min_lr_frac = 0.1;
     AdamW adamw;
-    InferenceOptions inference;
-    bool document_mask = false, document_positions = false;
-    bool shuffle = true, resume = false, dry_run = false, plot = true, verify_data = false, allow_new_tensors = false, evaluate = false;
-    uint64_t seed = 1;
+};
+struct EvaluationOptions {
+    int64_t val_every = 100, eval_every = 0, eval_items = 0, sample_every = 200, monitor_every = 0;
+    int val_batches = 20, position_bins = 16, sample_tokens = 128;
+    bool evaluate = false;
+    std::vector<std::string> eval_data;
+    std::string eval_out, eval_log, prompt;
+};
+struct OutputOptions {
+    std::string out, show_mask;
+    int64_t checkpoint_every = 200;
+    int keep_checkpoints = 2, mask_layer = -1;
+    bool plot = true, dry_run = false;
+};
+struct ParallelOptions {
+    std::string device = "auto";
+    int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
+    int64_t check_ranks_every = -1;
+};
+struct AttentionOptions {
+    std::string layers, dense_layers;
     std::map<std::string, double> settings;   // given settings of the variant, by config.json key
-    bool model_given = false;                 // whether --model was given
-    std::string resolved;                     // all options, as a file for --config
+    InferenceOptions inference;
+};
+
+struct Options : ModelOptions, DataOptions, ScheduleOptions, EvaluationOptions, OutputOptions, ParallelOptions, AttentionOptions {
+    std::string resolved;   // all of them, as a file for --config
 };
 
 /// Fills `o` from the command line of a training program. False if --help was given; Exit::usage for invalid options.
@@ -79,7 +101,7 @@ bool describes_data(const std::string& described, const TokenStream& train, bool
 bool is_of_run(const std::filesystem::path& folder, const std::string& out);
 
 /// The document borders in batches under --document-mask and --document-positions. Precondition: open_data() has completed `config`.
-DocumentBorders borders(const Options& o, const Config& config);
+DocumentBorders borders(const DataOptions& o, const Config& config);
 
 /// A checkpoint to resume from, a folder of weights to start from, or just a shape.
 struct Origin {
