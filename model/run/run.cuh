@@ -63,9 +63,40 @@ private:
     Stopwatch since_;
 };
 
+/// The ranks of a run.
+template <class Device, class X>
+struct RunRanks {
+    std::optional<Collectives<Device>> collectives;   // set by begin()
+    std::optional<ReplicaCheck<Device, X>> replicas;  // set by begin(), unless --check-ranks-every is 0
+    StopWithinStep stop_within_step;
+    bool ranks_compute_alike = true;   // whether ranks compute the same bits from the same rows
+};
+
+/// The output of a run.
+struct RunOutput {
+    FolderLock lock;   // of the output folder, on rank 0
+    JsonLines log;
+    Progress progress;
+    CollapseWatch collapse;
+    double ceiling = 0;        // measured FLOP/s of all ranks
+    int64_t saved_step = 0;    // step of the newest checkpoint in --out, valid on rank 0; 0: none
+    Stopwatch since_start, since_step;
+
+    RunOutput(bool first, bool launched) : progress(first, launched) {}
+};
+
+/// The evaluation of a run.
+template <class Device, class X>
+struct RunEvaluation {
+    Validation validation;
+    std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
+    InferenceCount read;                        // counts of the reader on this rank since the last report
+    std::optional<SharedContexts<Device, X>> shared_contexts;   // where the answers to an item can share one computation of its context
+};
+
 /// The state of a run, carried from step to step.
 template <class Device, class X>
-struct Run {
+struct Run : RunRanks<Device, X>, RunOutput, RunEvaluation<Device, X> {
     Device device;
     const Options& o;
     Ranks& ranks;
@@ -73,28 +104,14 @@ struct Run {
     GPT<Device, X> gpt;
     BatchFeed<Device> feed;
     Monitor<Device, X> monitor;   // empty except on rank 0 with --monitor-every
-    std::optional<Collectives<Device>> collectives;   // set by begin()
-    std::optional<ReplicaCheck<Device, X>> replicas;  // set by begin(), unless --check-ranks-every is 0
     StepGraphs<Device> graphs;
-    TrainerState state;   // after the last step
-    Validation validation;
-    FolderLock lock;   // of the output folder, on rank 0
-    JsonLines log;
-    Progress progress;
-    CollapseWatch collapse;
-    std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
-    InferenceCount read;                        // counts of the reader on this rank since the last report
-    std::optional<SharedContexts<Device, X>> shared_contexts;   // where the answers to an item can share one computation of its context
-    Flops flops;               // of a step
-    double ceiling = 0;        // measured FLOP/s of all ranks
-    int64_t first_step = 0;    // first step of this process, from 1
-    int64_t saved_step = 0;    // step of the newest checkpoint in --out, valid on rank 0; 0: none
-    StopWithinStep stop_within_step;
-    bool ranks_compute_alike = true;   // whether ranks compute the same bits from the same rows
-    Stopwatch since_start, since_step;
+    Flops flops;              // of a step
+    TrainerState state;       // after the last step
+    int64_t first_step = 0;   // first step of this process, from 1
 
     Run(Device device_, const Variants& variants, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
-        : device(device_),
+        : RunOutput(ranks_.first(), ranks_.launched()),
+          device(device_),
           o(o_),
           ranks(ranks_),
           data(std::move(data_)),
@@ -102,17 +119,16 @@ struct Run {
               o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1),
           feed(o.batch_size, o.seq_len, config.V, borders(o, config)),
           monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, gpt.net),
-          progress(ranks.first(), ranks.launched()),
           flops(count_flops(gpt.net, o.seq_len)) {
         require_sizes(device, config);
         require_documents_apart(gpt.net, o);
         if (o.inference.how.attention != InferenceAttention::trained) {
             if (!std::is_same_v<Device, CPU>)
                 fail(Exit::usage, "--attention ", o.inference.attention, " is computed on the CPU in --evaluate; give --device cpu");
-            reader.emplace(config, o.inference.how);
+            this->reader.emplace(config, o.inference.how);
         }
         if (!data.tasks.empty() && !o.document_mask && gpt.net.all(&LayerFacts::is_causal))
-            shared_contexts.emplace(device, gpt, feed, reader ? &*reader : nullptr);
+            this->shared_contexts.emplace(device, gpt, feed, this->reader ? &*this->reader : nullptr);
     }
 
     /// The model's plan and what this run needs besides.
@@ -121,8 +137,8 @@ struct Run {
         plan.push_back({"batches", feed.bytes()});
         if (samples() && ranks.first()) plan.push_back({"kept of a sampled text", sample_bytes(device, gpt)});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
-        if (shared_contexts) plan.push_back({"answers with their contexts", shared_contexts->bytes()});
-        if (reader)
+        if (this->shared_contexts) plan.push_back({"answers with their contexts", this->shared_contexts->bytes()});
+        if (const auto& reader = this->reader)
             plan.push_back({"blocks of keys", omp_get_max_threads() * reader->bytes(gpt.net.config, gpt.T, reader->how())});
         add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.shards.size() : 0, ranks.launched());
         return plan;
@@ -132,7 +148,7 @@ struct Run {
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
     bool ranks_check_due(bool saves) const {
-        return replicas && (o.check_ranks_every < 0 ? saves : state.step % o.check_ranks_every == 0);
+        return this->replicas && (o.check_ranks_every < 0 ? saves : state.step % o.check_ranks_every == 0);
     }
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
