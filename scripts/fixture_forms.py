@@ -77,6 +77,7 @@ FORMS |= {
                                                       'deepspeed_fixed_globals': 2, 'deepspeed_fixed_per_head': 1}),
     'longnet': other('longnet', 150, {'longnet_segment': 16, 'longnet_branches': 3, 'longnet_detach': 0}),
     'ppa': other('ppa', 67, B=2),
+    'bam': other('bam', 67, B=2),
     'shaw': other('shaw', 67, {'shaw_clip': 6}, B=2),
     'dsa': other('dsa', 67, DSA),
     'dsa_no_gate': other('dsa_no_gate', 67, DSA, NKV=4),

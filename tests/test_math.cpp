@@ -74,6 +74,16 @@ TEST_CASE("exp_of: float to two units in the last place over its range, one numb
         CHECK(largest_relative_error(out, x, std::exp) <= 2 * std::numeric_limits<float>::epsilon());
 }
 
+TEST_CASE("log_of: float to 1e-7, absolute or relative, over many orders of magnitude and near 1", "[math]") {
+    std::vector<float> x = range(0.5f, 2.0f, 1 << 18);
+    for (float magnitude = 1e-30f; magnitude < 1e30f; magnitude *= 1.37f) x.push_back(magnitude);
+    for (const auto& out : one_by_one_and_in_packs(x, [](auto n) { return log_of(n); }))
+        for (size_t n = 0; n < x.size(); n++) {
+            const double expected = std::log(double(x[n]));
+            REQUIRE(std::abs(double(out[n]) - expected) <= 1e-7 * std::max(1.0, std::abs(expected)));
+        }
+}
+
 TEST_CASE("exp_of: exact at 0, near 0, and clamped outside of its range", "[math]") {
     const std::vector<float> small = range(-1e-3f, 1e-3f, 1 << 12);
     for (const auto& out : one_by_one_and_in_packs(small, [](auto n) { return exp_of(n); }))

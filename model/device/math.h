@@ -100,6 +100,34 @@ inline Pack<double> exp_of(Pack<double> x) {
     return x;
 }
 
+/// log(x) of normal x > 0, with an error of about 1e-7 in float, absolute or relative, whichever is greater: the exponent bits, and a
+/// polynomial on sqrt(1/2) <= m <= sqrt(2).
+inline Pack<float> log_of(Pack<float> x) {
+    const PackOfInts bits = std::bit_cast<PackOfInts>(x), exponent = (bits - 0x3f3504f3) >> 23;   // of sqrt(1/2)
+    const Pack<float> n = __builtin_convertvector(exponent, Pack<float>), f = std::bit_cast<Pack<float>>(bits - (exponent << 23)) - 1.0f;
+    Pack<float> p = 7.0376836292e-2f * f - 1.1514610310e-1f;
+    p = p * f + 1.1676998740e-1f;
+    p = p * f - 1.2420140846e-1f;
+    p = p * f + 1.4249322787e-1f;
+    p = p * f - 1.6668057665e-1f;
+    p = p * f + 2.0000714765e-1f;
+    p = p * f - 2.4999993993e-1f;
+    p = p * f + 3.3333331174e-1f;
+    return n * 0.693359375f + (f + (p * f * (f * f) - 0.5f * (f * f) - n * 2.12194440e-4f));   // ln 2 as a sum of two floats
+}
+constexpr float log_of(float x) {
+#ifdef __CUDA_ARCH__
+    return __logf(x);
+#else
+    return std::log(x);
+#endif
+}
+inline double log_of(double x) { return std::log(x); }
+inline Pack<double> log_of(Pack<double> x) {
+    for (int lane = 0; lane < LANES<double>; lane++) x[lane] = std::log(x[lane]);
+    return x;
+}
+
 template <class N>
 constexpr N sigmoid(N x) {
 #ifdef __CUDA_ARCH__
@@ -131,6 +159,7 @@ struct ReducedPrecision {
     friend constexpr auto operator<=>(ReducedPrecision a, ReducedPrecision b) = default;
 };
 constexpr ReducedPrecision exp_of(ReducedPrecision x) { return exp_of(x.x); }
+constexpr ReducedPrecision log_of(ReducedPrecision x) { return log_of(x.x); }
 constexpr ReducedPrecision sigmoid(ReducedPrecision x) { return sigmoid(x.x); }
 
 /// The element type of N: X for X itself and for Pack<X>.

@@ -43,6 +43,17 @@ def ppa_tensors(form, s):
     return {'rho': Tensor((form.NH,), 1.0, mean=-1.5, decays=False), 'scale': Tensor((form.NH,), 0.5, mean=0.5, decays=False)}
 
 
+def bam(a, w, s, notes):
+    """A generalized Gaussian prior instead of RoPE: z = a_ij - exp(scale) (i - j + 1e-5)^shape."""
+    distance = (a.i - a.j).clamp(min=0) + 1e-5
+    prior = w['scale'].exp()[:, None, None] * distance ** w['shape'][:, None, None]
+    return attend(scores(a.q_pre, a.k_pre) - prior, a.causal, a.v)
+
+
+def bam_tensors(form, s):
+    return {'shape': Tensor((form.NH,), 0.3, mean=0.8, decays=False), 'scale': Tensor((form.NH,), 0.5, mean=-1.5, decays=False)}
+
+
 def shaw(a, w, s, notes):
     """A key for every distance up to K, and no RoPE: z = q_i.(k_j + a_min(i-j, K)) / sqrt(HS)."""
     table = w['a_k'][(a.i - a.j).clamp(0, s['shaw_clip'])]       # (T, T, HS)

@@ -13,8 +13,8 @@ Names as in the engine: B batch, T tokens, C channels; NH query heads, NKV key/v
 from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, moba, seer
 from .gates import dsa, gated, gated_tensors, moh, moh_tensors
 from .indexer import deepseek_sparse, indexer_tensors
-from .learned_scores import (asga, forgetting, forgetting_tensors, ppa, ppa_tensors, shaw, shaw_tensors, sink_logits,
-                             sink_logits_tensors)
+from .learned_scores import (asga, bam, bam_tensors, forgetting, forgetting_tensors, ppa, ppa_tensors, shaw, shaw_tensors,
+                             sink_logits, sink_logits_tensors)
 from .nsa import nsa, nsa_tensors
 from .parts import window
 from .patterns import (bigbird, deepspeed_fixed, everything, fixed_factorized, leading_and_window, longnet, masked, sinks_cache,
@@ -43,6 +43,7 @@ TABLE = {
     'asga_fixed': asga(gate=False, scale=True, windowed=True),
     'asga_neither': asga(gate=False, scale=False),
     'ppa': (ppa, ppa_tensors),
+    'bam': (bam, bam_tensors),
     'shaw': (shaw, shaw_tensors),
     'dsa': dsa(gate=True, rule='late'),
     'dsa_no_gate': dsa(gate=False, rule='late'),
@@ -82,6 +83,7 @@ SETTINGS = {
     'asga_fixed': ('attention_window', 'asga_scale'),
     'asga_neither': (),
     'ppa': (),
+    'bam': (),
     'shaw': ('shaw_clip',),
     'dsa': ('attention_window', 'attention_dense_until'),
     'dsa_no_gate': ('attention_window', 'attention_dense_until'),
