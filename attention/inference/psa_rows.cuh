@@ -1,9 +1,9 @@
-// Progressive sparse attention (psa.h) of the next rows of several texts, on a GPU. Estimates are computed for all blocks side by side;
+// Progressive sparse attention (psa.h) in decode steps of several sequences on a GPU. Estimates are computed for all blocks side by side;
 // then one thread block for each row and key head takes one block of keys after the other, as which is next, and whether there is a next,
 // is known only then. Four of its warps share the keys of a block, for four query heads; more heads have more warps.
 // Estimates and shares are float32 where the CPU has doubles: blocks whose shares are equal to rounding may come in another order, and
 // the certified share of `upper` is so to rounding. Which warp reads a key follows from the block alone: results are the same in every
-// run, whatever texts stand beside.
+// run, whatever sequences stand beside.
 #pragma once
 #include "attention/inference/psa.h"
 #include "attention/decoding/attend.cuh"
@@ -11,15 +11,15 @@
 
 #ifdef WITH_GPU
 
-/// Metadata of the blocks of one layer's kept keys: PsaBlocks of several texts.
-struct PsaTextBlocks {
+/// Metadata of the blocks of one layer's kept keys: PsaBlocks of several sequences.
+struct PsaCachedBlocks {
     PsaBound bound;
-    int block, NKV, HS, most;   // keys of a block; blocks of a text
-    float *first, *second;      // (texts, NKV, most, HS): `mean` the sum of the keys; `upper` their minima and maxima
+    int block, NKV, HS, most;   // keys of a block; blocks of a sequence
+    float *first, *second;      // (sequences, NKV, most, HS): `mean` the sum of the keys; `upper` their minima and maxima
 
-    /// For room.B texts of at most room.T tokens each.
-    static PsaTextBlocks take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
-        PsaTextBlocks all{how.bound, how.block, room.NKV, room.HS, 0, nullptr, nullptr};
+    /// For room.B sequences of at most room.T tokens each.
+    static PsaCachedBlocks take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
+        PsaCachedBlocks all{how.bound, how.block, room.NKV, room.HS, 0, nullptr, nullptr};
         all.most = all.count(room.T);
         const size_t numbers = size_t(room.B) * room.NKV * all.most * room.HS;
         all.first = memory.take<float>(numbers);
@@ -28,13 +28,13 @@ struct PsaTextBlocks {
     }
 
     constexpr int count(int tokens) const { return (tokens + block - 1) / block; }
-    /// Keys in block c of a text of `tokens` tokens.
+    /// Keys in block c of a sequence of `tokens` tokens.
     constexpr int keys(int c, int tokens) const { return std::min(block, tokens - c * block); }
-    constexpr size_t at(int text, int kv, int c) const { return ((size_t(text) * NKV + kv) * most + c) * HS; }
+    constexpr size_t at(int sequence, int kv, int c) const { return ((size_t(sequence) * NKV + kv) * most + c) * HS; }
 
     /// Number n of (NKV, HS) of token t's key.
-    constexpr void add(int text, int t, int n, float k) const {
-        const size_t to = at(text, n / HS, t / block) + n % HS;
+    constexpr void add(int sequence, int t, int n, float k) const {
+        const size_t to = at(sequence, n / HS, t / block) + n % HS;
         const bool begins = t % block == 0;
         if (bound == PsaBound::mean) first[to] = begins ? k : first[to] + k;
         else first[to] = begins ? k : std::min(first[to], k), second[to] = begins ? k : std::max(second[to], k);
@@ -46,22 +46,22 @@ struct PsaTextBlocks {
     }
 };
 
-/// Block c of the first T tokens of a text.
+/// Block c of the first T tokens of a sequence.
 template <class X>
 struct AddPromptBlock {
-    PsaTextBlocks to;
+    PsaCachedBlocks to;
     Heads<const X> k;
-    int text, T;
+    int sequence, T;
     constexpr void operator()(unsigned c, int n) const {
         const int begin = int(c) * to.block;
-        for (int t = begin; t < begin + to.keys(int(c), T); t++) to.add(text, t, n, widened(k.data[t * k.row + n]));
+        for (int t = begin; t < begin + to.keys(int(c), T); t++) to.add(sequence, t, n, widened(k.data[t * k.row + n]));
     }
 };
 
 /// Row b's token.
 template <class X>
-struct AddNextKey {
-    PsaTextBlocks to;
+struct AddDecodedKey {
+    PsaCachedBlocks to;
     Heads<const X> k;
     DecodeRows rows;
     constexpr void operator()(unsigned b, int n) const { to.add(rows.sequence[b], rows.position[b], n, widened(k.data[b * k.row + n])); }
@@ -81,7 +81,7 @@ struct PsaStep {
 
     static constexpr int MOST_HEADS = 16;   // that share keys: a thread block has warps for as many
 
-    /// For room.B rows of texts of at most room.T tokens. Exit::usage where more query heads share a key head than that.
+    /// For room.B rows of sequences of at most room.T tokens. Exit::usage where more query heads share a key head than that.
     static PsaStep take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
         const int group = room.NH / room.NKV;
         if (group > MOST_HEADS)
@@ -103,7 +103,7 @@ inline constexpr int ESTIMATES = 4;   // warps of a block
 
 /// Warp w of block (n, kv, b): log E of block 4 n + w for row b's query heads of key head kv; no block has been visited.
 template <class X>
-__global__ void estimates_kernel(const PsaStep step, const PsaTextBlocks blocks, const AttentionForward<X> a, const DecodeRows rows) {
+__global__ void estimates_kernel(const PsaStep step, const PsaCachedBlocks blocks, const AttentionForward<X> a, const DecodeRows rows) {
     const int kv = blockIdx.y, b = blockIdx.z, tokens = rows.position[b] + 1, group = a.NH / a.NKV;
     const int c = int(blockIdx.x) * ESTIMATES + int(threadIdx.x) / WARP;
     if (c >= blocks.count(tokens)) return;
@@ -232,7 +232,7 @@ private:
 template <class Shape, class P>
 __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
     visits_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
-                  const __grid_constant__ KVCache<GPU, typename Shape::X> keys, const DecodeRows rows, const PsaTextBlocks blocks,
+                  const __grid_constant__ KVCache<GPU, typename Shape::X> keys, const DecodeRows rows, const PsaCachedBlocks blocks,
                   const PsaStep step, const RowParts parts, const Stop stop) {
     constexpr int WARPS = Shape::WARPS;
     auto& shared = dynamic_shared<Shared<Shape>>();
@@ -271,20 +271,20 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
 
 }   // namespace psa_visits
 
-/// The first a.S tokens of a text: what was there is forgotten.
+/// Replaces a sequence by the first a.S tokens of a new one.
 template <class X>
-void psa_begin(const GPU& device, const PsaTextBlocks& blocks, const AttentionForward<X>& a, int text) {
-    each_element(device, blocks.count(a.S), a.NKV * a.HS, AddPromptBlock<X>{blocks, a.k, text, a.S});
+void psa_prefill(const GPU& device, const PsaCachedBlocks& blocks, const AttentionForward<X>& a, int sequence) {
+    each_element(device, blocks.count(a.S), a.NKV * a.HS, AddPromptBlock<X>{blocks, a.k, sequence, a.S});
 }
 
-/// out and lse of the next rows in `a` from the blocks of kept keys that they need; their keys join those that are kept. Adds to
+/// out and lse of the rows in `a` from the cached blocks that they need; their keys are appended. Adds to
 /// step.counts of the rows.
 template <class X>
-void psa_next(const GPU& device, const Policy& causal, const KVCache<GPU, X>& keys, const PsaTextBlocks& blocks, const PsaStep& step,
+void psa_decode(const GPU& device, const Policy& causal, const KVCache<GPU, X>& keys, const PsaCachedBlocks& blocks, const PsaStep& step,
               const DecodeRows& rows, const AttentionForward<X>& a, double eps) {
     using namespace psa_visits;
     append(device, keys, a, rows);
-    each_element(device, a.B, a.NKV * a.HS, AddNextKey<X>{blocks, a.k, rows});
+    each_element(device, a.B, a.NKV * a.HS, AddDecodedKey<X>{blocks, a.k, rows});
     launch(device, estimates_kernel<X>, Grid(blocks_for(step.most, ESTIMATES), a.NKV, a.B), ESTIMATES * WARP, 0, step, blocks, a, rows);
     const RowParts parts = take_parts(device, a, 1);
     for_head_size(a.HS, [&](auto HS) {

@@ -11,7 +11,7 @@ class Psa;
 /// Prompts are read by AdaSpa, and what is written behind them is dense.
 template <class Device, class X>
 class AdaSpa;
-/// A causal layer whose next rows read by PSA.
+/// A causal layer that decodes by PSA.
 template <class Device, class X>
 class PsaCache;
 
@@ -25,20 +25,20 @@ class PsaCache<GPU, X> final : public CacheInBlock<GPU, X> {
 public:
     PsaCache(const PsaOptions& how, const LayerShape& room, const PsaStep& step) : how_(how), room_(room), step_(step) { lay_out(); }
 
-    void prefill(GPU device, int text, const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
+    void prefill(GPU device, int sequence, const LayerInputs<X>& in, const X*, const LayerState<X>& state) override {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        append_prompt(device, *keys_, a, text);
-        psa_begin(device, blocks_, a, text);
+        append_prompt(device, *keys_, a, sequence);
+        psa_prefill(device, blocks_, a, sequence);
     }
     void decode(GPU device, const DecodeRows& rows, const LayerInputs<X>& in, const X*, LayerState<X>& state) override {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        psa_next(device, causal_, *keys_, blocks_, step_, rows, a, how_.eps);
+        psa_decode(device, causal_, *keys_, blocks_, step_, rows, a, how_.eps);
     }
 
 private:
     void lay_out() override {
         keys_.emplace(this->memory_, room_, 0, KeptKeys{});
-        blocks_ = PsaTextBlocks::take(this->memory_, how_, room_);
+        blocks_ = PsaCachedBlocks::take(this->memory_, how_, room_);
     }
 
     PsaOptions how_;
@@ -46,7 +46,7 @@ private:
     const PsaStep& step_;
     Policy causal_{Config{}, 0};
     std::optional<KVCache<GPU, X>> keys_;
-    PsaTextBlocks blocks_{};
+    PsaCachedBlocks blocks_{};
 };
 
 template <class X>

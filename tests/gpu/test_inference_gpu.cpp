@@ -62,7 +62,7 @@ public:
         const LayerShape shape{texts, room, 0, heads.NH, heads.NKV, heads.HS};
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size
             keys_.emplace(memory_, shape, 0, KeptKeys{});
-            blocks_ = PsaTextBlocks::take(memory_, how, shape), step_ = PsaStep::take(memory_, how, shape);
+            blocks_ = PsaCachedBlocks::take(memory_, how, shape), step_ = PsaStep::take(memory_, how, shape);
             if (pass == 0) memory_.allocate();
         }
         const std::vector<PsaCount> nothing(size_t(texts) * heads.NKV);
@@ -73,7 +73,7 @@ public:
         const DeviceArray<X> k(of.k), v(of.v);
         const auto a = arguments<X>(heads_, 1, prompt, prompt, nullptr, k.data(), v.data(), nullptr, nullptr);
         append_prompt(test_gpu(), *keys_, a, text);
-        psa_begin(test_gpu(), blocks_, a, text);
+        psa_prefill(test_gpu(), blocks_, a, text);
         check(cudaDeviceSynchronize());   // before the arrays go
     }
 
@@ -92,7 +92,7 @@ public:
         const DeviceArray<X> on_q(q), on_k(k), on_v(v), out(q.size(), NAN);
         const DeviceArray<float> lse(size_t(B) * heads_.NH, NAN);
         const DeviceMemory<int32_t> where(number), at(position);
-        psa_next(test_gpu(), causal, *keys_, blocks_, step_, {where.data(), at.data()},
+        psa_decode(test_gpu(), causal, *keys_, blocks_, step_, {where.data(), at.data()},
                  arguments<X>(heads_, B, 1, 1, on_q.data(), on_k.data(), on_v.data(), out.data(), lse.data()), how_.eps);
         return {out.numbers(), lse.numbers(), {}};
     }
@@ -110,7 +110,7 @@ private:
     PsaOptions how_;
     Arena<GPU> memory_;
     std::optional<KVCache<GPU, X>> keys_;
-    PsaTextBlocks blocks_{};
+    PsaCachedBlocks blocks_{};
     PsaStep step_{};
 };
 

@@ -11,7 +11,7 @@
 namespace {
 
 const Sampling GREEDY{0, 0, 1, 1};
-const Tolerance FLOAT{5e-5, 1e-5};   // that of a layer (test_layer_texts_gpu.cpp); the emulator is within 3e-6
+const Tolerance FLOAT{5e-5, 1e-5};   // that of a layer (test_layer_caches_gpu.cpp); the emulator is within 3e-6
 
 /// A decoder that remembers the logits (rows, V) behind what is now in each place; to write_texts() it is the decoder.
 template <class X>

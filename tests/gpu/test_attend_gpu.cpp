@@ -1,5 +1,5 @@
 // The next rows of texts on the GPU, the kernel alone: texts so long that a warp has several tiles of keys, and rings, against a softmax
-// in double. Whole layers: variant/test_layer_texts_gpu.cpp. On a machine without a GPU it runs on the emulator.
+// in double. Whole layers: variant/test_layer_caches_gpu.cpp. On a machine without a GPU it runs on the emulator.
 #include <memory>
 
 #include "attention/fixed_factorized.cuh"
