@@ -1,4 +1,4 @@
-// The next rows of texts on the GPU, the kernel alone: texts so long that a warp has several tiles of keys, and rings, against a softmax
+// The decode kernel on the GPU alone: sequences so long that a warp has several tiles of keys, and rings, against a softmax
 // in double. Whole layers: variant/test_layer_caches_gpu.cpp. On a machine without a GPU it runs on the emulator.
 #include <memory>
 

@@ -1,5 +1,5 @@
-// Rows of texts that are written on the GPU, one layer of each variant: against one pass of the CPU, in double and from the same
-// rounded inputs, over the whole texts. On a machine without a GPU it runs on the emulator.
+// Decode steps on the GPU, one layer of each variant: against one pass of the CPU, in double and from the same rounded inputs, over
+// the whole sequences. On a machine without a GPU it runs on the emulator.
 #include "tests/attention_case.h"
 #include "tests/gpu/device_array.h"
 #include "tests/threads.h"
