@@ -33,21 +33,27 @@ struct bam : Policy {
 
     constexpr Features features() const { return {2, 0, 0}; }
 
-    /// Also of hidden pairs, where i < j.
+    /// log(|i - j| + eps): hidden pairs have i < j.
     template <class N>
     static constexpr N log_distance(const Pair<N>& pair) {
         const N d = pair.i - pair.j;
         return log_of((d < N{} ? -d : d) + Element<N>(1e-5));
     }
+    /// exp(beta log), below e^60: an infinite power would make NaN of a gradient that is 0.
+    template <class N>
+    static constexpr N power(N log, const Pair<N>& pair) {
+        const N exponent = pair.head(1) * log, most = N{} + Element<N>(60);
+        return exp_of(exponent > most ? most : exponent);
+    }
     template <class N>
     constexpr N score(N a, const Pair<N>& pair) const {
-        return a - pair.head(0) * exp_of(pair.head(1) * log_distance(pair));
+        return a - pair.head(0) * power(log_distance(pair), pair);
     }
 
     /// With p = (i - j + eps)^beta:   dlambda = -sum p dz,   dbeta = -lambda sum p log(i - j + eps) dz.
     template <class N, class Loss>
     constexpr N score_backward(N a, const Pair<N>& pair, PairGradients<N>& to, Loss dz_of) const {
-        const N log = log_distance(pair), p = exp_of(pair.head(1) * log);
+        const N log = log_distance(pair), p = power(log, pair);
         const N dz = dz_of(a - pair.head(0) * p), dp = p * dz;
         to.head(0, -dp);
         to.head(1, -(pair.head(0) * (dp * log)));

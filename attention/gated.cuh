@@ -59,7 +59,8 @@ struct MeanGates {
 
 struct gated : Policy {
     static constexpr const char* name = "gated";
-    static constexpr Traits traits{.own_passes = true, .reads_x = true, .gates_output = true};   // the kernel's gate has one number per head
+    // Own passes, as the kernel's gate has one number per head.
+    static constexpr Traits traits{.own_passes = true, .reads_x = true, .gates_output = true};
     bool each;      // element has a gate, rather than each head
     Slot w_theta;   // (NH*HS, C) or (NH, C)
     int NH, HS, C;

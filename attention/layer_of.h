@@ -61,6 +61,10 @@ constexpr bool keeps_contract() {
     static_assert(std::constructible_from<A, const Config&, int>, "a mechanism's constructor takes (const Config&, int layer)");
     static_assert(!scores || differentiates, "score() without score_backward(): write the derivative of score()");
     static_assert(!A::traits.gates_pairs || has_pair_gate, "traits.gates_pairs without pair_gate(): write the gate of a pair");
+    constexpr bool default_preprocess = requires { &A::template preprocess<CPU, LayerInputs<float>, float, ScoreInputs<float>>; };
+    static_assert(!default_preprocess || A::traits.own_passes || !(A::traits.reads_x || A::traits.reads_qk_pre ||
+                                                                   A::traits.gates_output || A::traits.has_auxiliary_loss),
+                  "these traits need preprocess(): it reads x or q and k, fills the gate or computes the loss");
     static_assert(
         !A::traits.own_passes ||
             requires(const A& a, LayerInputs<float> in, LayerState<float> state, QkvGradients<float> to,

@@ -91,7 +91,7 @@ struct longnet : Policy {
     /// With constant weights backward() computes what the released code trains with, which is not the derivative of the loss.
     Form form() const { return {.has_exact_gradients = !detach}; }
 
-    // ---- the union of all branches in text order: for pictures and tests, and branch by branch for writing text
+    // ---- the union of all branches in text order: for pictures and tests, and branch by branch for decoding
 
     static constexpr int FOR_EVER = 1 << 30;   // length of an unbounded text
     SegmentBranch branch(int n, int T) const { return {DilatedRows(T, n), segment}; }

@@ -6,12 +6,15 @@
 //     features(), score()                 z = f(a), with scalars per head and features per query row and key column
 //     tile(), visible()                   the mask
 //     preprocess()                        fills the features and the output gate from x, q and k
-//     forward(), backward()               own passes, for more than one call of the kernel (attention/kernel/layer.h)
-//     naive()                             the formula in dense loops: the oracle of the tests
-//     traits, form()                      facts that the engine and the kernel ask about
+//     forward(), backward()               own passes, for more than one call of the kernel
+//     name, naive()                       the variant's name; the formula in dense loops: the oracle of the tests
+//     traits, form()                      facts for the engine and the kernel
 //
 // Other questions are asked from outside: attention/kernel/count.h (expected work), attention/layer_of.h (monitors),
 // attention/decoding/.
+//
+// X is the stored number type (float, double, bf16), Wide<X> that of sums, N one number or a SIMD vector of them in score(). Device
+// is CPU or GPU. `weights + slot.offset` is a tensor that declare() has added.
 #pragma once
 #include <cstddef>
 #include <limits>
@@ -139,7 +142,7 @@ struct LayerInputs : LayerShape {
     const X* v;   // token stride v_row
     size_t qk_row, v_row;
     const Wide<X>*cosine, *sine;   // (T, HS / 2) RoPE's table
-    Documents documents = {};      // empty, or documents to keep apart (varlen; LayerFacts::keeps_documents_apart)
+    Documents documents = {};      // empty, or documents to keep apart (varlen; Form::keeps_documents_apart)
 
     constexpr size_t token(int b, int t) const { return size_t(b) * T + t; }
     constexpr const X* query(const X* base, int b, int t, int h) const { return base + token(b, t) * qk_row + size_t(h) * HS; }
@@ -147,7 +150,7 @@ struct LayerInputs : LayerShape {
     constexpr const X* value(int b, int t, int h) const { return v + token(b, t) * v_row + size_t(h / (NH / NKV)) * HS; }
 };
 
-/// The inputs of score() and the output gate, filled by preprocess(); shapes as in AttentionForward. Their gradients have the same
+/// The inputs of score() and the output gate, filled by preprocess(). Their gradients have the same
 /// layout, without `auxiliary`.
 template <class X>
 struct ScoreInputs {
@@ -205,13 +208,13 @@ struct KeptChunks {
     int chunk, of_chunk;
 };
 
-/// Facts of a mechanism, or of a policy of the kernel, at compile time.
+/// Facts of a mechanism, or of a policy of the kernel, at compile time. `traits` of a derived struct replaces all of its base's.
 struct Traits {
     bool own_passes = false;           // forward() and backward() call the kernel themselves
     bool reads_x = false;              // preprocess() reads the block's normed input, its backward adds to dx
     bool reads_qk_pre = false;         // preprocess() reads q and k before RoPE, its backward writes their gradient
     bool has_auxiliary_loss = false;   // a term of the objective, in ScoreInputs::auxiliary (load balance, distillation)
-    bool gates_output = false;         // a factor on O per token and head, in ScoreInputs::gate
+    bool gates_output = false;         // a factor on O per token and head, in ScoreInputs::gate; own passes write gated_out
 
     // Of the kernel.
     bool gates_pairs = false;     // a factor in (0, 1) on the score or weight of a pair: pair_gate(), shown by a monitor
@@ -229,16 +232,17 @@ struct Form {
     bool is_causal = true;               // no output depends on later tokens
     bool rotates = true;                 // RoPE on q and k
     bool gated = true;                   // has the output gate that Traits::gates_output announces
-    bool keeps_documents_apart = true;   // a token's output is independent of the other documents of its row (varlen); one kernel
-                                         // call sees to it, positions other than tokens and pooled keys do not
+    bool keeps_documents_apart = true;   // a token's output is independent of the other documents of its row (varlen): true of one
+                                         // kernel call, and of pooled keys that count from a document's first token
     bool has_exact_gradients = true;     // backward is the derivative of forward: false for straight-through estimators
-    bool has_teacher = false;            // the auxiliary loss compares with a function of q and k that counts as constant
+    bool has_teacher = false;            // the auxiliary loss compares with a function of q and k that counts as constant, so that
+                                         // gradients are exact for tensors, not for q, k and x
     bool needs_known_text = false;       // not causal, for complete sequences: training is refused with options_to_train
 };
 
-/// The defaults, which are causal attention. A variant's constructor takes (config, layer). Methods are const and may not depend on
-/// tokens after i. Kernels receive a copy as an argument, so the struct holds plain values only, no pointers into host memory. The
-/// methods that kernels call (score, mask) are constexpr, so that nvcc compiles them for the GPU.
+/// The defaults, which are causal attention. A variant's constructor takes (config, layer). Methods are const and do not depend on
+/// tokens after i, unless form().is_causal is false. Kernels receive a copy as an argument, so the struct holds plain values only, no
+/// pointers into host memory. The methods that kernels call (score, mask) are constexpr, so that nvcc compiles them for the GPU.
 struct Policy {
     constexpr Policy(const Config&, int /*layer*/) {}
 
@@ -278,6 +282,16 @@ struct Policy {
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const { return causal_tile(i0, i1, j0, j1); }
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i; }
     constexpr KeptKeys kept_keys() const { return {}; }
+
+    // A variant also has
+    //     static constexpr const char* name = "...";
+    //     template <class X> void naive(const LayerInputs<X>&, const X* weights, X* out) const;   // out (B, T, NH, HS)
+    // and with own passes, whose arguments are those of attention_layer_forward() and _backward() (attention/kernel/layer.h),
+    //     template <class Device, class X> void forward(Device, const LayerInputs<X>&, const X* weights, LayerState<X>&,
+    //                                                   std::byte* workspace, const Statistics<X>&) const;
+    //     template <class Device, class X> void backward(Device, const LayerInputs<X>&, const X* weights, const LayerState<X>&,
+    //         const X* dout, const QkvGradients<X>&, ScoreInputGradients<X>&, std::byte* workspace) const;
+    // Optional for speed on a GPU: modifies_scores, specialise() (attention/kernel/features.cuh).
 
     /// Own passes: bytes that forward() keeps for backward(), and bytes of workspace while either runs.
     template <class X>

@@ -17,7 +17,7 @@
 #include "model/device/memory.h"
 #include "model/tensors.h"
 
-/// Facts of a layer: of its mechanism, and of the engine about it. `gated` is whether the layer has an output gate.
+/// Facts of a layer. `gated` holds only with gates_output, keeps_documents_apart only with is_causal.
 struct LayerFacts : Traits, Form {
     Features features{};
     bool decodes = false;           // LayerPasses::make_cache() may be called

@@ -163,7 +163,7 @@ LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, 
 /// Replaces the layers' attention in a forward pass: for rows that are not complete sequences (decode, several sequences packed
 /// together), for another mechanism, or under a monitor.
 struct AttentionOverride {
-    const int32_t* origin;             // QkShape::origin: the position 0 of each token, relative to its row; null: the batch says it
+    const int32_t* origin;             // QkShape::origin, the position 0 of each token in its row; null: from the batch's documents
     std::function<int(int l)> attend;  // fills layer l's gated_out; returns its number of rows: B x T, or fewer in the last layer
 };
 

@@ -1,5 +1,5 @@
-// Observes attention during one forward pass, observed_forward(): layer by layer, the kernel's statistics, the gates and the weights of some rows are
-// copied to the host and averaged there.
+// Observes attention during one forward pass, observed_forward(): layer by layer, the kernel's statistics, the gates and the weights
+// of some rows are copied to the host and averaged there.
 #pragma once
 #include <algorithm>
 #include <limits>

@@ -45,6 +45,11 @@ expect "worked example: trains" 0 "" "$tree/train_softcap" --device cpu --model 
 check "worked example: trains two steps" '[ "$(steps_of "$work/run")" -eq 2 ]'
 in_tree build/attention/broken.o
 check "worked example: of a variant with an error the compiler names the file" '[ '$?' -ne 0 ] && grep -q "attention/broken.cuh:.*error: " "$work/log"'
+for part in score_backward naive; do   # of the contract
+    sed "s/softcap/broken/; s/$part(/forgotten(/" "$tree/attention/softcap.cuh" > "$tree/attention/broken.cuh"
+    in_tree build/attention/broken.o
+    check "worked example: the compiler names a forgotten $part()" 'grep -q "static assertion.*$part(" "$work/log"'
+done
 in_tree build/tests/test_causal
 check "worked example: the others are built as before" '[ '$?' -eq 0 ] && [ -z "$compiled" ]'
 make -C "$tree" help > "$work/help"

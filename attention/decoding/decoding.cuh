@@ -26,6 +26,11 @@ struct KeysAndValues {
     }
 };
 
+/// A running sum of a decode step continues that of the token before, which each mechanism keeps in its own way (forgetting.cuh). The
+/// overload for whole sequences would start again at every token.
+template <class Device, class X, class Slots, class Task>
+void running_sum(const DecodeStep<Device, X, Slots>&, const Task&, int B, int NH, int T) = delete;
+
 /// The decode state of mechanism A besides keys and values, of one sequence on the CPU and of room.B on a GPU. Specialisations have
 ///     Decoding(const A&, BumpAllocator&, const CacheRoom& room)   takes arrays, whose memory is not cleared between sequences
 ///     prefill(const A&, in, weights, state)                       CPU: the first in.T tokens, given the state of their forward()

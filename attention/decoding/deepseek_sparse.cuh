@@ -1,7 +1,7 @@
 // Decoding of DeepSeek sparse attention (attention/deepseek_sparse.cuh): the indexer's keys, and what the newest tokens choose.
 #pragma once
-#include "attention/decoding/visited.h"
 #include "attention/decoding/decoding.cuh"
+#include "attention/decoding/visited.h"
 #include "attention/deepseek_sparse.cuh"
 
 template <class X>
@@ -55,7 +55,7 @@ private:
 
 #ifdef WITH_GPU
 
-/// The keys of x join those of their sequences.
+/// Appends the keys of x to their sequences.
 template <class X>
 struct KeepIndexKeys {
     X* keys;   // (sequences, room, D)

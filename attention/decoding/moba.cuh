@@ -1,11 +1,11 @@
-// Decoding of MoBA (attention/moba.cuh): sums of the keys of each block instead of means, which choose the same.
+// Decoding of MoBA (attention/moba.cuh): the sums of each block's keys stand for the means. They rank blocks equally.
 #pragma once
 #include <algorithm>
 #include <vector>
 
 #include "attention/blocks/choose_blocks.cuh"
-#include "attention/decoding/visited.h"
 #include "attention/decoding/decoding.cuh"
+#include "attention/decoding/visited.h"
 #include "attention/moba.cuh"
 #include "attention/scores/each_element.cuh"
 
@@ -68,7 +68,7 @@ struct SumBlocks {
     }
 };
 
-/// The tokens of rows join their blocks.
+/// Adds the rows' tokens to their blocks.
 template <class X>
 struct AddToBlocks {
     float* sums;   // (sequences, blocks, NKV, HS)

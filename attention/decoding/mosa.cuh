@@ -1,8 +1,8 @@
-// Decoding of MoSA (attention/mosa.cuh): every head chooses among the tokens as they come, and a head that does not choose the
-// newest leaves its row 0.
+// Decoding of MoSA (attention/mosa.cuh): a head selects tokens as they arrive. If it does not select the newest, its output
+// is 0.
 #pragma once
-#include "attention/decoding/visited.h"
 #include "attention/decoding/decoding.cuh"
+#include "attention/decoding/visited.h"
 #include "attention/mosa.cuh"
 
 template <class X>

@@ -3,8 +3,8 @@
 #pragma once
 #include <optional>
 
-#include "attention/decoding/visited.h"
 #include "attention/decoding/decoding.cuh"
+#include "attention/decoding/visited.h"
 #include "attention/nsa.cuh"
 
 /// The keys or the values of cmp.
@@ -329,7 +329,7 @@ private:
                importance, rows, keys, slots);
     }
 
-    /// Attention of the rows in `a` to `keys`, as `mask` lets them see.
+    /// Attention of the rows in `a` to `keys` under `mask`.
     template <class Slots, class Mask>
     static void visit(const GPU& device, const KVCache<GPU, X, Slots>& keys, const DecodeRows& rows, const AttentionForward<X>& a,
                       const Mask& mask) {

@@ -59,7 +59,7 @@ private:
 
 #ifdef WITH_GPU
 
-/// The mask of the rows of such sequences: a window in local heads, in the others the earlier tokens of the row's cluster, or
+/// The mask of the rows of a step: a window in local heads, in the others the earlier tokens of the row's cluster, or
 /// itself where there are none.
 struct ClustersOfSequences : Policy {
     const int *cluster, *members;   // (sequences, NH, room), (sequences, NH, clusters)
@@ -126,7 +126,7 @@ struct NoteClusters {
 struct CountClusters : NoteClusters {
     constexpr void operator()(unsigned row, int c) const { count(row, c); }
 };
-/// The only token of a row joins its cluster.
+/// Adds the only token of a row to its cluster.
 struct JoinCluster : NoteClusters {
     constexpr void operator()(unsigned row, int) const { members[head(row) * clusters + nearest[row]]++; }
 };

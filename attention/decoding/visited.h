@@ -17,13 +17,15 @@ struct VisitedKeys : Policy {
 };
 struct VisitedKeysOfSequences : Policy {
     const char* chosen;   // (sequences, choosers, room)
-    int heads, choosers, room;
-    constexpr VisitedKeysOfSequences(const Policy& p, const char* chosen_, int heads_, int choosers_, int room_)
-        : Policy(p), chosen(chosen_), heads(heads_), choosers(choosers_), room(room_) {}
+    int choosers, group, room;
+    constexpr VisitedKeysOfSequences(const Policy& p, const char* chosen_, int heads, int choosers_, int room_)
+        : Policy(p), chosen(chosen_), choosers(choosers_), group(heads / choosers_), room(room_) {}
     constexpr VisitedKeysOfSequences of_row(int sequence) const {
-        return {*this, chosen + size_t(sequence) * choosers * room, heads, choosers, room};
+        VisitedKeysOfSequences row = *this;
+        row.chosen += size_t(sequence) * choosers * room;
+        return row;
     }
-    constexpr VisitedKeys of_head(int h) const { return {*this, chosen + size_t(h / (heads / choosers)) * room}; }
+    constexpr VisitedKeys of_head(int h) const { return {*this, chosen + size_t(h / group) * room}; }
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const { return of_head(h).tile(h, i0, i1, j0, j1); }
     constexpr bool visible(int h, int i, int j) const { return of_head(h).visible(h, i, j); }
 };
@@ -50,13 +52,15 @@ struct VisitedBlocks : Policy {
 struct VisitedBlocksOfSequences : Policy {
     ForcedBlocks forced;
     const int* chosen;   // (sequences, choosers, slots)
-    int heads, choosers, slots;
-    constexpr VisitedBlocksOfSequences(const ForcedBlocks& forced_, const int* chosen_, int heads_, int choosers_, int slots_)
-        : Policy(forced_), forced(forced_), chosen(chosen_), heads(heads_), choosers(choosers_), slots(slots_) {}
+    int choosers, group, slots;
+    constexpr VisitedBlocksOfSequences(const ForcedBlocks& forced_, const int* chosen_, int heads, int choosers_, int slots_)
+        : Policy(forced_), forced(forced_), chosen(chosen_), choosers(choosers_), group(heads / choosers_), slots(slots_) {}
     constexpr VisitedBlocksOfSequences of_row(int sequence) const {
-        return {forced, chosen + size_t(sequence) * choosers * slots, heads, choosers, slots};
+        VisitedBlocksOfSequences row = *this;
+        row.chosen += size_t(sequence) * choosers * slots;
+        return row;
     }
-    constexpr VisitedBlocks of_head(int h) const { return {forced, chosen + size_t(h / (heads / choosers)) * slots, slots}; }
+    constexpr VisitedBlocks of_head(int h) const { return {forced, chosen + size_t(h / group) * slots, slots}; }
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const { return of_head(h).tile(h, i0, i1, j0, j1); }
     constexpr bool visible(int h, int i, int j) const { return of_head(h).visible(h, i, j); }
 };

@@ -281,7 +281,7 @@ void psa_prefill(const GPU& device, const PsaCachedBlocks& blocks, const Attenti
 /// step.counts of the rows.
 template <class X>
 void psa_decode(const GPU& device, const Policy& causal, const KVCache<GPU, X>& keys, const PsaCachedBlocks& blocks, const PsaStep& step,
-              const DecodeRows& rows, const AttentionForward<X>& a, double eps) {
+                const DecodeRows& rows, const AttentionForward<X>& a, double eps) {
     using namespace psa_visits;
     append(device, keys, a, rows);
     each_element(device, a.B, a.NKV * a.HS, AddDecodedKey<X>{blocks, a.k, rows});

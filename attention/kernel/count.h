@@ -1,5 +1,5 @@
 // Accounting, for --dry-run and MFU: the work under a mask, counted without running the kernel, and the keys of a KV cache. A
-// mechanism may define, and is asked for nothing else:
+// mechanism may have these members:
 //     PairCount expected_pairs(int NH, int T) const   where the mask depends on the data
 //     bool expects_at_most() const                    these are an upper bound
 //     double further_pairs(int NH, int T) const       pairs that only the forward pass computes, summed over the heads

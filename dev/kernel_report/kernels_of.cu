@@ -1,6 +1,6 @@
 // The kernels that one variant's attention spends its time in, and no others, so that they compile fast: in bf16, at head sizes 64
-// and 128, without statistics. report.py compiles this with -DATTENTION=NAME, for a GPU only; nobody runs it. Of a own_passes, which
-// calls kernels with policies of its own, it has all kernels of a layer.
+// and 128, without statistics. report.py compiles this with -DATTENTION=NAME, for a GPU only; nobody runs it. Of a mechanism with
+// own passes it has all kernels of a layer.
 #include "attention/attention.h"
 #include "attention/kernel/layer.h"
 #include "attention/decoding/attend.cuh"

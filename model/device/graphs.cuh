@@ -22,7 +22,7 @@ public:
 
 #ifdef WITH_GPU
 #include <map>
-#include <tuple>
+#include <utility>
 
 /// One graph per (batch buffer, Write): everything else about a micro-step's launches is constant.
 template <>
@@ -33,8 +33,8 @@ public:
             if (graph) cudaGraphExecDestroy(graph);
     }
 
-    /// Replays the launches of this key. False if there is no graph yet: the caller makes the launches, then calls end(). The first time
-    /// they run directly, so that libraries can initialise; the second time they are recorded.
+    /// Replays the launches of this key. False if there is no graph yet: the caller makes the launches, then calls end(), whatever
+    /// happens between. The first time they run directly, so that libraries can initialise; the second time they are recorded.
     bool replays(GPU device, const void* batch, Write write) {
         const auto [at, fresh] = graphs_.emplace(std::pair(batch, write), nullptr);
         if (fresh) return false;

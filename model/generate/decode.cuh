@@ -1,6 +1,6 @@
 // Decode: one pass over each prompt (prefill), then one pass per new token over a row of each text, which reads the weights once for all of
-// them. Rows attend to each layer's KV caches (attention/variant.h: LayerCache). On a GPU a step is a CUDA graph with constant launches:
-// the sequences of its rows and their positions are in device memory. Variants with a layer that cannot decode row by row
+// them. Rows attend to each layer's KV caches (attention/decoding/layer_cache.h). On a GPU a step is a CUDA graph with constant launches:
+// the sequences of its rows and their positions are in device memory. Variants with a layer that has no decoding
 // (LayerFacts::decodes) read the whole text again for every token, and so do all variants once the text is longer than the
 // model's positions.
 #pragma once
@@ -184,11 +184,12 @@ private:
         const X* logits = gpt_.scratch.logits;
         graphs_[rows].run(device_, tokens_, Write::overwrite, [&] {
             const DecodeRows where{tokens_ + places_, tokens_ + 2 * places_};
-            const AttentionOverride these{tokens_ + 3 * places_, [&](int l) {
-                                        LayerState<X> state = rows_.state(gpt_, l);
-                                        caches_[l]->decode(device_, where, attention_inputs(gpt_, l, rows, 1), gpt_.weights, state);
-                                        return rows;
-                                    }};
+            const auto attend = [&](int l) {
+                LayerState<X> state = rows_.state(gpt_, l);
+                caches_[l]->decode(device_, where, attention_inputs(gpt_, l, rows, 1), gpt_.weights, state);
+                return rows;
+            };
+            const AttentionOverride these{tokens_ + 3 * places_, attend};
             gpt_forward(device_, gpt_, Batch{1, rows, tokens_}, &these);
             logits = gpt_logits(device_, gpt_, 0, rows);
         });

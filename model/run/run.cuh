@@ -63,15 +63,6 @@ private:
     Stopwatch since_;
 };
 
-/// The ranks of a run.
-template <class Device, class X>
-struct RunRanks {
-    std::optional<Collectives<Device>> collectives;   // set by begin()
-    std::optional<ReplicaCheck<Device, X>> replicas;  // set by begin(), unless --check-ranks-every is 0
-    StopWithinStep stop_within_step;
-    bool ranks_compute_alike = true;   // whether ranks compute the same bits from the same rows
-};
-
 /// The output of a run.
 struct RunOutput {
     FolderLock lock;   // of the output folder, on rank 0
@@ -96,7 +87,7 @@ struct RunEvaluation {
 
 /// The state of a run, carried from step to step.
 template <class Device, class X>
-struct Run : RunRanks<Device, X>, RunOutput, RunEvaluation<Device, X> {
+struct Run : RunOutput, RunEvaluation<Device, X> {
     Device device;
     const Options& o;
     Ranks& ranks;
@@ -108,6 +99,12 @@ struct Run : RunRanks<Device, X>, RunOutput, RunEvaluation<Device, X> {
     Flops flops;              // of a step
     TrainerState state;       // after the last step
     int64_t first_step = 0;   // first step of this process, from 1
+
+    // Last, so that they end first: sums that wait for a lost rank are aborted before memory is freed, which waits for them.
+    std::optional<ReplicaCheck<Device, X>> replicas;   // set by begin(), unless --check-ranks-every is 0
+    std::optional<Collectives<Device>> collectives;    // set by begin()
+    StopWithinStep stop_within_step;
+    bool ranks_compute_alike = true;   // whether ranks compute the same bits from the same rows
 
     Run(Device device_, const Variants& variants, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
         : RunOutput(ranks_.first(), ranks_.launched()),
@@ -148,7 +145,7 @@ struct Run : RunRanks<Device, X>, RunOutput, RunEvaluation<Device, X> {
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
     bool ranks_check_due(bool saves) const {
-        return this->replicas && (o.check_ranks_every < 0 ? saves : state.step % o.check_ranks_every == 0);
+        return replicas && (o.check_ranks_every < 0 ? saves : state.step % o.check_ranks_every == 0);
     }
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };

@@ -50,10 +50,7 @@ public:
         to_device(device_, origin_, host_origin_.data(), host_origin_.size());
         to_device(device_, texts_, host_texts_.data(), host_texts_.size());
         to_device(device_, predicting_, host_predicting_.data(), host_predicting_.size());
-        const AttentionOverride rows{origin_, [this](int l) {
-                                   attend_texts(l);
-                                   return take_back(l);
-                               }};
+        const AttentionOverride rows{origin_, [this](int l) { return attend_texts(l), take_back(l); }};
         gpt_forward(device_, gpt_, feed_.put(device_, tokens_.data(), nullptr, 1, int(tokens_.size())), &rows);
         std::vector<const Answer*> answers;
         for (const EvaluationItem* item : items)

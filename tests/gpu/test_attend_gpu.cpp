@@ -2,9 +2,8 @@
 // in double. Whole layers: variant/test_layer_caches_gpu.cpp. On a machine without a GPU it runs on the emulator.
 #include <memory>
 
+#include "attention/decoding/attend.cuh"
 #include "attention/fixed_factorized.cuh"
-#include "attention/decoding/attend.cuh"
-#include "attention/decoding/attend.cuh"
 #include "attention/masks/pattern.h"
 #include "tests/attention_case.h"
 #include "tests/gpu/device_array.h"
@@ -149,17 +148,17 @@ void check_slots(const Kept& kept) {
 
 }   // namespace
 
-TEST_CASE("next rows on the GPU: several tiles of keys for a warp, beside a text of less than one", "[gpu][attention][decode]") {
+TEST_CASE("decode on the GPU: several tiles of keys for a warp, beside a text of less than one", "[gpu][attention][decode]") {
     check_rows<bf16>({8400, 40}, causal);
     check_rows<float>({130, 8400}, causal);
 }
 
-TEST_CASE("next rows on the GPU: rings, before they are full and at every place of the newest token", "[gpu][attention][decode]") {
+TEST_CASE("decode on the GPU: rings, before they are full and at every place of the newest token", "[gpu][attention][decode]") {
     for (int length : {60, 130, 171, 172, 199, 237, 300}) check_rows<float>({length, 330}, LeadingAndWindow(Config{}, 0, 70, 100));
     check_rows<bf16>({2, 65}, LeadingAndWindow(Config{}, 0, 0, 0));   // each sees itself alone
 }
 
-TEST_CASE("next rows on the GPU: chunks of which the end is kept, at every place of the newest token", "[gpu][attention][decode]") {
+TEST_CASE("decode on the GPU: chunks of which the end is kept, at every place of the newest token", "[gpu][attention][decode]") {
     Config config;
     config.settings = {{"fixed_factorized_chunk", 100}, {"fixed_factorized_summary", 30}};
     const fixed_factorized policy(config, 0);

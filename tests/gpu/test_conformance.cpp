@@ -24,7 +24,7 @@ __device__ void fill_tiles(Shared& shared, const X* a, const X* b) {
 }
 
 /// The four ways to read a tile. B's are two, side by side, and have the registers of one A.
-enum class ModelShape { a, a_transposed, b, b_transposed };
+enum class Reading { a, a_transposed, b, b_transposed };
 template <class X>
 union EightNumbers {
     FragmentA<X> a;
@@ -33,31 +33,31 @@ union EightNumbers {
 };
 
 template <class X>
-__device__ void load(EightNumbers<X>& to, ModelShape form, const SharedTile<X, ROWS, COLUMNS>& tile, int row, int column) {
-    switch (form) {
-        case ModelShape::a: return load_a(to.a, tile, row, column);
-        case ModelShape::a_transposed: return load_a_transposed(to.a, tile, row, column);
-        case ModelShape::b: return load_b(to.b, tile, row, column);
-        case ModelShape::b_transposed: return load_b_transposed(to.b, tile, row, column);
+__device__ void load(EightNumbers<X>& to, Reading reading, const SharedTile<X, ROWS, COLUMNS>& tile, int row, int column) {
+    switch (reading) {
+        case Reading::a: return load_a(to.a, tile, row, column);
+        case Reading::a_transposed: return load_a_transposed(to.a, tile, row, column);
+        case Reading::b: return load_b(to.b, tile, row, column);
+        case Reading::b_transposed: return load_b_transposed(to.b, tile, row, column);
     }
 }
 
 /// out: the eight numbers of each lane, part by part.
 template <class X>
-__global__ void fragment_kernel(X* out, const X* a, ModelShape form) {
+__global__ void fragment_kernel(X* out, const X* a, Reading reading) {
     auto& shared = dynamic_shared<TwoTiles<X>>();
     fill_tiles(shared, a, a);
     EightNumbers<X> held;
-    load(held, form, shared.a, A_ROW, A_COLUMN);
+    load(held, reading, shared.a, A_ROW, A_COLUMN);
     for (int n = 0; n < 4; n++) store_two(out + 8 * threadIdx.x + 2 * n, held.part[n]);
 }
 
 /// Which number of the tile a lane holds, as the PTX manual numbers them (mma.m16n8k16): n of its eight.
-int number_held(ModelShape form, int lane, int n) {
+int number_held(Reading reading, int lane, int n) {
     const int g = lane / 4, c = lane % 4 * 2, part = n / 2, first = part % 2 * 8, second = part / 2 * 8;
-    const bool is_a = form == ModelShape::a || form == ModelShape::a_transposed;
+    const bool is_a = reading == Reading::a || reading == Reading::a_transposed;
     const int m_or_n = g + (is_a ? first : second), k = c + n % 2 + (is_a ? second : first);
-    const bool across = form == ModelShape::a_transposed || form == ModelShape::b_transposed;   // k runs over the rows of the tile
+    const bool across = reading == Reading::a_transposed || reading == Reading::b_transposed;   // k runs over the rows of the tile
     return (A_ROW + (across ? k : m_or_n)) * COLUMNS + A_COLUMN + (across ? m_or_n : k);
 }
 
@@ -65,13 +65,13 @@ template <class X>
 void check_fragments() {
     const auto numbers = integers(ROWS * COLUMNS, 1);
     const DeviceArray<X> tile(numbers);
-    for (ModelShape form : {ModelShape::a, ModelShape::a_transposed, ModelShape::b, ModelShape::b_transposed}) {
-        INFO("form " << int(form) << ", " << sizeof(X) << " bytes a number");
+    for (Reading reading : {Reading::a, Reading::a_transposed, Reading::b, Reading::b_transposed}) {
+        INFO("reading " << int(reading) << ", " << sizeof(X) << " bytes a number");
         std::vector<double> expected(8 * WARP);
-        for (int n = 0; n < 8 * WARP; n++) expected[n] = numbers[number_held(form, n / 8, n % 8)];
+        for (int n = 0; n < 8 * WARP; n++) expected[n] = numbers[number_held(reading, n / 8, n % 8)];
         const DeviceArray<X> out(8 * WARP, NAN);
         launch(test_gpu(), fragment_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), out.data(), static_cast<const X*>(tile.data()),
-               form);
+               reading);
         CHECK(out.numbers() == expected);
     }
 }
@@ -91,8 +91,8 @@ __global__ void product_kernel(float* d, const X* a, const X* b) {
     auto& shared = dynamic_shared<TwoTiles<X>>();
     fill_tiles(shared, a, b);
     EightNumbers<X> left, right;
-    load(left, ModelShape::a, shared.a, A_ROW, A_COLUMN);
-    load(right, ModelShape::b_transposed, shared.b, B_ROW, B_COLUMN);
+    load(left, Reading::a, shared.a, A_ROW, A_COLUMN);
+    load(right, Reading::b_transposed, shared.b, B_ROW, B_COLUMN);
     float results[2][4];
     for (int e = 0; e < 4; e++) results[0][e] = 100, results[1][e] = 200;
     multiply_add(results[0], left.a, right.b[0]);
