@@ -77,6 +77,7 @@ TEST_CASE("exp_of: float to two units in the last place over its range, one numb
 TEST_CASE("log_of: float to 1e-7, absolute or relative, over many orders of magnitude and near 1", "[math]") {
     std::vector<float> x = range(0.5f, 2.0f, 1 << 18);
     for (float magnitude = 1e-30f; magnitude < 1e30f; magnitude *= 1.37f) x.push_back(magnitude);
+    x.resize(x.size() / LANES<float> * LANES<float>);   // whole packs
     for (const auto& out : one_by_one_and_in_packs(x, [](auto n) { return log_of(n); }))
         for (size_t n = 0; n < x.size(); n++) {
             const double expected = std::log(double(x[n]));
