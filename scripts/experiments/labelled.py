@@ -8,12 +8,10 @@
                lines, Zhang et al. 2015, arXiv 1509.01626)
     bars       generated 8x8 images with a bar across or down, quick to learn
 
-A document is one example: ">", the text or image, a new line, the label. Writes labelled_train_000001.bin and labelled_val_000000.bin,
-in bytes, with a mask of the labels (mask = false: all tokens count), and items.jsonl, {"query", "choices", "gold"}: the text up to the new
-line, and all labels. The ">" marks the start of an example in items too, which have no end-of-text token.
-
-With a tokenizer the shards are in the tokens of that tokenizer.json: ./tokenize writes training/labelled_train_000001.bin and
-held_out/labelled_train_000001.bin. Their mask also counts the end of an example.
+A document is one example: ">", the text or image, a new line, the label. ./tokenize writes training/labelled_train_000001.bin and
+held_out/labelled_train_000001.bin, whose mask counts the label and the end of the text (mask = false: all tokens count), and
+items.jsonl has {"query", "choices", "gold"}: the text up to the new line, and all labels. The ">" marks the start of an example in
+items too, which have no end-of-text token.
 
 The split needs no seed: examples are in the order of the SHA-256 of their text, and every tenth is held out. Neither the classes of
 the held-out tenth nor the labels that follow each other in a row of training data then depend on the order of the file.
@@ -22,17 +20,14 @@ import csv
 import gzip
 import hashlib
 import json
-import struct
 import subprocess
 import zipfile
 import zlib
 from pathlib import Path
 
-import shards
 from packages import EXIT_DATA, ROOT, Refused
 from shards import write_whole
 
-END_OF_TEXT = 256
 LEVELS = '0123456789abcdefg'   # one character for each of the 17 grey levels
 TOPICS = ['World', 'Sports', 'Business', 'Sci/Tech']
 SIDE = 8
@@ -48,30 +43,23 @@ def digits(path):
     """(text, label) of every line of a .csv.gz file."""
     with gzip.open(path, 'rt', encoding='ascii', newline='') as file:
         for number, row in enumerate(csv.reader(file), 1):
-            if len(row) != SIDE * SIDE + 1:
-                raise Refused(f'{path}:{number}: has {len(row)} values, expected 64 pixels and the class', EXIT_DATA)
-            try:
-                *pixels, label = map(int, row)
-            except ValueError as error:
-                raise Refused(f'{path}:{number}: {error}', EXIT_DATA) from error
-            if not all(0 <= value < len(LEVELS) for value in pixels) or not 0 <= label <= 9:
-                raise Refused(f'{path}:{number}: pixels are from 0 to 16 and classes from 0 to 9', EXIT_DATA)
-            yield image_as_text(pixels), str(label)
+            *pixels, label = row
+            if len(pixels) != SIDE * SIDE or not all(value.isdigit() and int(value) < len(LEVELS) for value in pixels):
+                raise Refused(f'{path}:{number}: has no 64 pixels from 0 to 16 before the class', EXIT_DATA)
+            yield image_as_text(list(map(int, pixels))), label
 
 
 def polarity(path):
     """(text, label) of every line of the two files in a .zip archive."""
     with zipfile.ZipFile(path) as archive:
-        for ending, label in (('.neg', 'negative'), ('.pos', 'positive')):
-            names = [name for name in archive.namelist() if name.endswith('rt-polarity' + ending)]
-            if len(names) != 1:
-                raise Refused(f'{path}: has {len(names)} files named rt-polarity{ending}, expected one', EXIT_DATA)
-            content = archive.read(names[0])
+        for label in ('negative', 'positive'):
+            [name] = [name for name in archive.namelist() if name.endswith(f'rt-polarity.{label[:3]}')]
+            content = archive.read(name)
             try:
-                lines = content.decode('utf-8').split('\n')
+                text = content.decode('utf-8')
             except UnicodeDecodeError:
-                lines = content.decode('latin-1').split('\n')
-            yield from ((line.strip(), label) for line in lines if line.strip())
+                text = content.decode('latin-1')
+            yield from ((line.strip(), label) for line in text.split('\n') if line.strip())
 
 
 def topics(path):
@@ -109,62 +97,29 @@ def source_of(kind, folder):
     return Path(folder) / name if name else None
 
 
-def split(examples):
-    """(training, held out), both in the order of the texts' SHA-256."""
-    ordered = sorted(examples, key=lambda example: hashlib.sha256('\n'.join(example).encode()).hexdigest())
-    held_out = ordered[HELD_OUT - 1::HELD_OUT]
-    del ordered[HELD_OUT - 1::HELD_OUT]
-    return ordered, held_out
+def write_lines(path, objects):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, ''.join(json.dumps(one, ensure_ascii=False) + '\n' for one in objects).encode())
 
 
-def write_bytes(examples, path, mask):
-    """A shard in bytes, and its manifest."""
-    tokens, counts = [], bytearray()
-    for text, label in examples:
-        document = [END_OF_TEXT, *f'>{text}\n{label}'.encode()]
-        tokens += document
-        counts += bytes(len(document) - len(label.encode())) + b'\1' * len(label.encode())
-    write_whole(path, shards.shard(struct.pack(f'<{len(tokens)}H', *tokens), bytes(counts) if mask else b''))
-    shards.write_manifest(path.parent / 'labelled_manifest.json', len(examples))
-
-
-def write_tokens(examples, folder, mask, tokenizer):
-    """A shard in the tokens of a tokenizer.json."""
-    folder.mkdir(exist_ok=True)
-    write_whole(folder / 'examples.jsonl', lines_of(
-        {'prompt': f'>{text}\n', 'completion': label} if mask else {'text': f'>{text}\n{label}'} for text, label in examples))
-    command = [str(ROOT / 'tokenize'), '--tokenizer', str(tokenizer), '--out', str(folder), '--name', 'labelled',
-               '--val-fraction', '0', *(['--mask-prompts'] if mask else []), str(folder / 'examples.jsonl')]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        raise Refused(f'{command[0]}: cannot be run ({error.strerror}); make tokenize builds it') from error
-    if done.returncode: raise Refused(done.stderr.strip().split('\n')[-1], EXIT_DATA)
-
-
-def lines_of(objects):
-    return ''.join(json.dumps(one, ensure_ascii=False) + '\n' for one in objects).encode()
-
-
-def write(task, data, folder, tokenizer=None):
-    """Write all files of a task (kind, mask) from the folder `data`, in bytes or in the tokens of a tokenizer.json."""
+def write(task, data, folder, tokenizer='bytes'):
+    """Write all files of a task (kind, mask) from the folder `data`, in bytes or in the tokens of a tokenizer.json; return the numbers
+    of examples to train on and of those held out."""
     source, (read, _, labels) = source_of(task['kind'], data), KINDS[task['kind']]
-    try:
-        training, held_out = split(read(source))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
-        raise Refused(f'{source}: {error}', EXIT_DATA) from error
-    if not held_out: raise Refused(f'{source}: has {len(training)} examples, fewer than {HELD_OUT}', EXIT_DATA)
     mask, folder = task.get('mask', True), Path(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if tokenizer:
-            write_tokens(held_out, folder / 'held_out', mask, tokenizer)
-            write_tokens(training, folder / 'training', mask, tokenizer)
-        else:
-            write_bytes(held_out, folder / 'labelled_val_000000.bin', mask)
-            write_bytes(training, folder / 'labelled_train_000001.bin', mask)
-        write_whole(folder / 'items.jsonl', lines_of(
-            {'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out))
-    except OSError as error:
-        raise Refused(f'{folder}: cannot be written ({error.strerror})', EXIT_DATA) from error
+        examples = sorted(read(source), key=lambda example: hashlib.sha256('\n'.join(example).encode()).hexdigest())
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
+        raise Refused(f'{source}: {error}', EXIT_DATA) from error
+    if unknown := {label for _, label in examples}.difference(labels): raise Refused(f'{source}: has the classes {unknown}', EXIT_DATA)
+    held_out, training = examples[HELD_OUT - 1::HELD_OUT], [one for n, one in enumerate(examples, 1) if n % HELD_OUT]
+    for part, of_part in (('held_out', held_out), ('training', training)):
+        write_lines(folder / part / 'examples.jsonl', [
+            {'prompt': f'>{text}\n', 'completion': label} if mask else {'text': f'>{text}\n{label}'} for text, label in of_part])
+        command = [ROOT / 'tokenize', '--tokenizer', tokenizer, '--out', folder / part, '--name', 'labelled', '--val-fraction', '0',
+                   *(['--mask-prompts'] if mask else []), folder / part / 'examples.jsonl']
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode: raise Refused(done.stderr.strip().split('\n')[-1], EXIT_DATA)
+    write_lines(folder / 'items.jsonl', [
+        {'query': f'>{text}\n', 'choices': labels, 'gold': labels.index(label)} for text, label in held_out])
     return len(training), len(held_out)

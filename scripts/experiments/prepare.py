@@ -17,7 +17,7 @@ from packages import EXIT_DATA, ROOT, Refused
 from shards import common_glob, write_whole
 
 SOURCES = ('train_gpt.cu', 'model', 'attention', 'data', 'Makefile', ':!*.md')   # of a trainer
-GENERATOR = 1   # part of the hash of tasks and examples: raise it when tasks.py or labelled.py write other bytes
+GENERATOR, LABELLED = 1, 2   # parts of hashes: raise them when tasks.py (or labelled.py) write other bytes
 HOW_TO_TOKENIZE = ('make shards with ./tokenize --tokenizer TOKENIZER.json --out FOLDER --name text FILES (or scripts/fineweb.py) and '
                    'give the folder with --data FOLDER')
 QWEN3 = {'architectures': ['Qwen3ForCausalLM'], 'model_type': 'qwen3', 'hidden_act': 'silu', 'rms_norm_eps': 1e-6, 'rope_theta': 1e6,
@@ -174,16 +174,15 @@ class Data:
         name = labelled.KINDS[task['kind']][1]
         path = self.given / name if name and self.given else None
         tokenizer = [sha256_of(self._tokenizer())] if task.get('tokens') and self.given else []
-        return name_of(task['kind'], task, sha256_of(path) if path and path.exists() else name, *tokenizer)
+        return name_of(task['kind'], task, LABELLED, sha256_of(path) if path and path.exists() else name, *tokenizer)
 
     def _labelled_options(self, task):
         labelled.source_of(task['kind'], self.given)
         folder = self.out / 'data' / self._labelled_name(task)
         if not (folder / 'items.jsonl').exists():
-            labelled.write(task, self.given, folder, self._tokenizer() if task.get('tokens') else None)
-        train, val = ('training/labelled_train_*.bin', 'held_out/labelled_train_*.bin') if task.get('tokens') else \
-            ('labelled_train_*.bin', 'labelled_val_*.bin')
-        return {'train-data': str(folder / train), 'val-data': str(folder / val), 'eval-data': str(folder / 'items.jsonl')}
+            labelled.write(task, self.given, folder, self._tokenizer() if task.get('tokens') else 'bytes')
+        return {'train-data': str(folder / 'training/labelled_train_*.bin'), 'val-data': str(folder / 'held_out/labelled_train_*.bin'),
+                'eval-data': str(folder / 'items.jsonl')}
 
     def _tokenizer(self):
         """The tokenizer.json of the text in the folder of --data."""
