@@ -4,13 +4,13 @@ from collections import Counter
 from pathlib import Path
 from statistics import mean
 
+import pandas as pd
+
 import stats
 from ledger import FINISHED, Ledger
-from packages import EXIT_DATA, Refused, require
+from packages import EXIT_DATA, Refused
 from plan import SCALES, TIMED, Experiment, known_experiments
 from verdicts import NATS, find, read_claims
-
-pd = require('pandas')
 
 LABELS = ['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'factor']
 GROUP = ['experiment', 'scale', 'setting']   # arms that are compared with each other

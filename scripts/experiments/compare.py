@@ -32,7 +32,7 @@ from work import Work
 
 DEFAULTS = {'model': 'qwen-1m', 'seq-len': 512, 'batch-size': 8, 'steps': 500, 'lr': 4e-3, 'window': 32, 'dense-until': 64,
             'val-batches': 1000}
-BUNDLED = 'data/bundled/sotu_manifest.json'   # trainers read it where no text is given, and when options are tried
+BUNDLED = 'data/bundled/sotu_manifest.json'   # trainers read it where no text is given
 # Options of a trainer that the plan sets, so that an arm would be compared with itself.
 DECIDED = {'lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config',
            'evaluate', 'dry-run', 'show-mask'}
@@ -52,17 +52,16 @@ def options_of(words):
 def positive(kind, name, value):
     """The value of an option that the plan computes with: positive and finite."""
     try:
-        found = kind(value)
+        if 0 < kind(value) < math.inf: return kind(value)
     except ValueError:
-        found = 0
-    if not 0 < found < math.inf: raise Refused(f'--{name} {value}: is no {"whole " if kind is int else ""}number above 0')
-    return found
+        pass
+    raise Refused(f'--{name} {value}: is no {"whole " if kind is int else ""}number above 0')
 
 
-def check_options(options, where, but=()):
+def check_options(options, where, decided=DECIDED):
     """Refuse options that the plan overwrites, and those that leave runs without a loss to compare."""
     for name, value in options.items():
-        if name in DECIDED and name not in but:
+        if name in decided:
             raise Refused(f'--{name} {where}: compare.py decides that itself; --help tells of --rates, --seeds, --text, --data, '
                           '--out, --cpu and --jobs, and a rate for all arms goes behind --, as -- --lr 0.02')
         if name == 'steps': positive(int, name, value)
@@ -86,7 +85,7 @@ def parsed(arm):
 
 def experiment(arms, shared, seeds, rates):
     """The comparison as the plan of an experiment."""
-    check_options(shared, 'behind --', but=('lr',))
+    check_options(shared, 'behind --', DECIDED - {'lr'})
     options = DEFAULTS | shared
     rate, steps = positive(float, 'lr', options.pop('lr')), int(options['steps'])
     options = {'val-every': max(1, steps // 4), 'checkpoint-every': max(1, steps // 4)} | options
@@ -103,26 +102,22 @@ def experiment(arms, shared, seeds, rates):
 
 
 def tokenized(texts, out):
-    """A folder of shards of these files, made once."""
-    folder, now = out / 'text', ''
+    """A folder of shards of these files, made once; its name is a hash of their bytes."""
+    digest = hashlib.sha256()
     for path in texts:
-        with open(path, 'rb') as file: now += f'{hashlib.file_digest(file, "sha256").hexdigest()}  {path}\n'
-    made_of = folder / 'made_of'
+        if not path.is_file(): raise Refused(f'{path}: is no file', EXIT_DATA)
+        with open(path, 'rb') as file: digest.update(hashlib.file_digest(file, 'sha256').digest())
+    folder = out / f'text-{digest.hexdigest()[:10]}'
     if not list(folder.glob('*_manifest.json')):
-        folder.mkdir(parents=True, exist_ok=True)
-        made_of.write_text(now)   # first, so that no shards exist without it
         command = ['./tokenize', '--tokenizer', 'bytes', '--out', str(folder), '--name', 'text', '--val-fraction', '0.1',
                    *map(str, texts)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode: raise Refused(f'{shlex.join(command)}: {done.stderr.strip()}', EXIT_DATA)
-    if not made_of.exists() or made_of.read_text() != now:
-        raise Refused(f'{folder}: is of other texts, or of these before they changed; give another --out')
     return folder
 
 
 def try_options(work):
     """Refuse an arm whose options its trainer does not take, before the baseline has trained."""
-    if not (ROOT / BUNDLED).exists(): raise Refused(f'{BUNDLED} is not there, on which options are tried; make {BUNDLED}', EXIT_DATA)
     for run in work.runs(work.planner.stages()[0]):
         if work.session.printed(run) is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
 
@@ -171,8 +166,6 @@ def main(arguments=None):
     plan, out = experiment(options.arms, options_of(shared), options.seeds, options.rates), Path(options.out).resolve()
     if not options.no_build:
         runner.build(sorted({f'train_{table["variant"]}' for table in plan.arms.values()} | {'tokenize', BUNDLED}))
-    for path in options.text or []:
-        if not path.is_file(): raise Refused(f'{path}: is no file', EXIT_DATA)
     data = tokenized([path.resolve() for path in options.text], out) if options.text else options.data
     if data: plan.scales['reduced']['data'] = 'own'
     settings = ['all', '--out', str(out), '--ledger', str(out / 'ledger.jsonl'), '--jobs', str(options.jobs)]

@@ -4,14 +4,14 @@ import math
 import re
 import textwrap
 
+import matplotlib
+import pandas as pd
+from matplotlib import pyplot
+from matplotlib.lines import Line2D
+
 from analysis import sweep_means
-from packages import require
 
-require('matplotlib').use('Agg')
-from matplotlib import pyplot  # noqa: E402
-from matplotlib.lines import Line2D  # noqa: E402
-
-pd = require('pandas')
+matplotlib.use('Agg')
 
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#7F7F7F', '#8C564B', '#17BECF', '#BCBD22',
           '#9467BD']

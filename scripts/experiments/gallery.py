@@ -13,18 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, require
+from packages import EXIT_DATA, HERE, ROOT, Refused, guarded   # first: it names packages that are missing
+import jinja2
+from PIL import Image
 
-require('PIL', 'jinja2', 'scipy', 'statsmodels', 'pandas')
-import jinja2                                                                # noqa: E402
-from PIL import Image                                                        # noqa: E402
-
-from analysis import Report                                                  # noqa: E402
-from shards import write_whole                                               # noqa: E402
-from tables import interval                                                  # noqa: E402
+from analysis import Report
+from shards import write_whole
+from tables import interval
 
 sys.path.insert(0, str(ROOT / 'scripts'))
-from variant_table import rows, run, source, write_table                     # noqa: E402
+from variant_table import rows, run, source, write_table  # noqa: E402
 
 GALLERY = ROOT / 'attention/GALLERY.md'
 LOSSES = ('e2_dsa', 'e1_asga', 'e5_isoflop')   # experiments with a loss against causal's, the best one first

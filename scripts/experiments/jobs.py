@@ -4,6 +4,7 @@ Ctrl-C (or SIGTERM) is forwarded to the trainers, which save a checkpoint and en
 gets a line for each stopped one; a second call resumes them.
 """
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,8 +13,8 @@ import sys
 import threading
 import time
 from concurrent import futures
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ledger import flat, lock_machine, lock_run
 from packages import EXIT_SIGNAL, HERE, ROOT, Refused
@@ -24,8 +25,7 @@ TURNS = HERE / 'turns.py'   # interleaved times
 PAUSE = 0.05                # seconds between two looks at a program
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Devices for one run at a time."""
     devices: str = ''  # CUDA_VISIBLE_DEVICES; '' on a CPU
     threads: int = 1
@@ -34,10 +34,10 @@ class Place:
 
 def places(jobs, ranks, on_cpu=False):
     """One for each GPU (or group of as many as there are ranks), else `jobs` shares of the processors."""
-    gpus = [] if on_cpu else visible_gpus()
-    groups = [','.join(gpus[i:i + ranks]) for i in range(0, len(gpus) - ranks + 1, ranks)]
-    if gpus and not groups: raise Refused(f'--ranks {ranks}: this machine shows {len(gpus)} GPUs')
-    if gpus: return [Place(group, 0, ranks) for group in groups[:jobs or len(groups)]]
+    if not on_cpu and (gpus := visible_gpus()):
+        groups = [','.join(gpus[i:i + ranks]) for i in range(0, len(gpus) - ranks + 1, ranks)]
+        if not groups: raise Refused(f'--ranks {ranks}: this machine shows {len(gpus)} GPUs')
+        return [Place(group, 0, ranks) for group in groups[:jobs or len(groups)]]
     jobs = jobs or 1
     return [Place('', max(1, len(os.sched_getaffinity(0)) // (jobs * ranks)), ranks)] * jobs
 
@@ -47,9 +47,8 @@ def visible_gpus():
     if 'CUDA_VISIBLE_DEVICES' in os.environ:
         return [number for number in os.environ['CUDA_VISIBLE_DEVICES'].split(',') if number]
     if not shutil.which('nvidia-smi'): return []
-    listed = subprocess.run(['nvidia-smi', '-L'], capture_output=True, text=True)
-    found = sum(line.startswith('GPU ') for line in listed.stdout.splitlines()) if not listed.returncode else 0
-    return [str(n) for n in range(found)]
+    listed = subprocess.run(['nvidia-smi', '-L'], capture_output=True, text=True)   # prints an error without a driver
+    return [str(n) for n in range(len(re.findall('^GPU ', listed.stdout, re.MULTILINE)))]
 
 
 def weights_of(out, run):
@@ -64,9 +63,7 @@ class Jobs:
     def __init__(self, session, say=print, keep_weights=False, alone=False):
         self.session, self.ledger, self.out, self.say = session, session.ledger, session.out, say
         self.keep_weights, self.alone, self.places = keep_weights, alone, session.alone if alone else session.at
-        self.mutex, self.stopping, self.running = threading.Lock(), None, {}
-
-    # ---- places and threads
+        self.mutex, self.stopping, self.running = threading.Lock(), None, {}   # running: run -> when it began
 
     def perform(self, runs):
         """Perform the unfinished runs. True when all are finished; False after a signal or a failure."""
@@ -75,26 +72,22 @@ class Jobs:
         if len(self.waiting) < self.count: self.say(f'{self.count - len(self.waiting)} of {self.count} runs are finished already')
         if not self.waiting: return True
         handlers = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        machine = None
         try:
-            machine = self._wait_for_machine()
+            while not self.stopping and not machine:
+                machine = lock_machine(self.out / 'locks', self.session.options.machine, self.alone)
+                if not machine: time.sleep(0.2)
             with futures.ThreadPoolExecutor(len(self.places)) as pool:
                 working = [pool.submit(self._work, place) for place in self.places]
                 while futures.wait(working, 1 if sys.stderr.isatty() else 30).not_done: self._tell_progress()
-            if machine: machine.close()
             for one in working: one.result()   # raises what a thread has raised
         finally:
+            if machine: machine.close()
             for s, handler in handlers.items(): signal.signal(s, handler)
         return not self.stopping and all(run.key in self.ledger.finished for run in runs)
 
     def _stop(self, number=signal.SIGTERM, _=None):
         self.stopping = number
-
-    def _wait_for_machine(self):
-        """The machine's lock; None after a signal."""
-        while not self.stopping:
-            if lock := lock_machine(self.out / 'locks', self.session.options.machine, self.alone): return lock
-            time.sleep(0.2)
-        return None
 
     def _work(self, place):
         """Perform waiting runs in a place until there are none."""
@@ -127,17 +120,13 @@ class Jobs:
                 self._enter(run, 'diverged', result_of(folder), f'the run that it starts from diverged ({lost[0]})')
                 return
             process = self._start(run, folder, place, lock)
-            self.running[run], begun, told = time.time(), time.time(), False
+            self.running[run], told = time.time(), False
         while process.poll() is None:
             if self.stopping and not told:   # a second SIGINT kills a trainer; Open MPI kills its ranks after all but SIGUSR1
                 process.send_signal(signal.SIGUSR1 if place.ranks > 1 else signal.SIGINT)
                 told = True
             time.sleep(PAUSE)
-        with self.mutex:
-            del self.running[run]
-            self._finish(run, folder, process.returncode, told, time.time() - begun)
-
-    # ---- commands
+        with self.mutex: self._finish(run, folder, process.returncode, told, time.time() - self.running.pop(run))
 
     def _start(self, run, folder, place, lock):
         """The process of a run, which holds the lock even if this one is killed."""
@@ -164,15 +153,15 @@ class Jobs:
         return ['mpirun', '-np', str(place.ranks), *command] if place.ranks > 1 else command
 
     def _generator(self, run, at):
-        of_run = {name: value for name, value in run.options.items() if name != 'prompt'}   # the prompt is a file
-        return self._program('generate', self.session.command(run) | of_run | at | {'ignore-eos': 'true', 'print-ids': 'true'})
+        """The command of ./generate in a run of `writes`, whose prompt is a file."""
+        options = self.session.command(run) | run.options | at | {'ignore-eos': 'true', 'print-ids': 'true'}
+        del options['prompt']
+        return self._program('generate', options)
 
     def _program(self, name, options):
         program = self.session.programs / name
         if not program.exists(): raise Refused(f'{program} is not there; make {name} builds it')
         return [str(program), *(f'--{name}={value}' for name, value in options.items())]
-
-    # ---- ends
 
     def _enter(self, run, status, result, why='', **more):
         """Append the record of a run that ended, with the reason where it is not done."""
@@ -199,8 +188,8 @@ class Jobs:
             self.ledger.append('stopped', key=run.key, step=step)
             self.say(f'stopped: {run.name}, after step {step}; the same command goes on')
         else:
-            lines = text_of(folder / 'stderr.txt').strip().splitlines()
-            why = lines[-1] if lines else f'ended by signal {-code}' if code < 0 else f'ended with code {code}'
+            ended = f'ended by signal {-code}' if code < 0 else f'ended with code {code}'
+            why = (text_of(folder / 'stderr.txt').strip().splitlines() or [ended])[-1]
             self._enter(run, 'failed', result, why, code=code)
             self.say(f'FAILED: {run.name}: {why} ({folder}/stderr.txt)')
 

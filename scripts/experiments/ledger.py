@@ -11,7 +11,7 @@ Older ledgers also have lines "fixed", a choice among finished runs, which nothi
 
 Records of runs that ended (done, diverged, failed) have flat fields: experiment, arm, variant, seed, scale, status (one of the three),
 steps, tokens, lr, val_loss, bits_per_byte, seconds, flops, weights_hash, commit, dirty, machine, data_hash, command, date; `result` is
-the rest, such as curves. flat() makes such a record; filled() reads it, and older ones.
+the rest, such as curves, and when it is read the whole. In records from before 2026-11-26 it is the whole in the file.
 
 A killed writer leaves the lines before its own intact. Readers pass over a cut line with a message, and run.py repeats its run.
 """
@@ -47,20 +47,6 @@ def flat(status, options, result):
     return fields, {name: value for name, value in result.items() if name not in FLAT.values()}
 
 
-def filled(record, command):
-    """The record of a finished run with all flat fields and its whole result. Records from before 2026-11-26 have the result alone, a
-    commit with "+" and a hash where files differed, and the command in the record of the start."""
-    result = record.setdefault('result', {})
-    if 'status' in record:
-        result |= {inner: record.get(name) for name, inner in FLAT.items()}
-        return record
-    last = (result.get('validation') or [[None, None]])[-1]
-    if last[0] == result.get('steps'): result.setdefault('tokens', last[1])
-    commit, _, changes = record.get('commit', '').partition('+')
-    return record | flat(record['event'], record.get('options', {}), result)[0] | {
-        'commit': commit, 'dirty': bool(changes), 'command': command, 'date': record.get('time')}
-
-
 class Ledger:
     """Records of a file. `finished` holds runs by key, `commands` those of started runs by key."""
 
@@ -92,7 +78,8 @@ class Ledger:
             return
         if event == 'start': self.commands[record.get('key')] = record.get('command', '')
         if event in FINISHED and 'key' in record:
-            record = filled(record, self.commands.get(record['key'], ''))
+            result = record.setdefault('result', {})
+            result |= {inner: record[name] for name, inner in FLAT.items() if name in record}
             self.finished.setdefault(record['key'], record)
         self.records.append(record)
 

@@ -1,5 +1,4 @@
 """Shared by all of these programs: the tree's root, errors with an exit code, Python packages."""
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -19,17 +18,14 @@ class Refused(Exception):
         self.code = code
 
 
-def require(*names):
-    """Import packages by name and return the first. A missing one ends the program with the line that installs it."""
-    found = []
-    for name in names:
-        try:
-            found.append(importlib.import_module(name))
-        except ImportError:
-            print(f'{name} is missing from {sys.executable}: {INSTALL}, and start with PYTHON=build/python/bin/python3',
-                  file=sys.stderr)
-            sys.exit(EXIT_USAGE)
-    return found[0]
+def name_missing(kind, error, traceback):
+    """An exception that nothing has caught: a missing package ends the program with the line that installs it."""
+    if not issubclass(kind, ImportError): return sys.__excepthook__(kind, error, traceback)
+    print(f'{sys.executable}: {error}: {INSTALL}, and start with PYTHON=build/python/bin/python3', file=sys.stderr)
+    sys.exit(EXIT_USAGE)
+
+
+sys.excepthook = name_missing
 
 
 def split_at_dashes(arguments):

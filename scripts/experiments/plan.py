@@ -16,6 +16,7 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from packages import HERE, Refused
@@ -27,18 +28,16 @@ TURN_STEPS = 9            # of a program in its turn, three of them to warm up
 TIMING_ROUNDS = 3         # 1 at scale smoke
 DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': [],
             'compare': []}
-KEYS = {
-    'experiment': {'title', 'baseline', 'arms', 'scales', *DEFAULTS},
-    'arm': {'variant', 'label', 'options', 'ignore', 'from'},
-    'setting': {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after', 'evaluate',
-                'turns', 'writes', 'seeds', 'relative_seconds', 'released'},
-    'writes': {'rounds', 'prompt', 'tokens'},
-    'sweep': {'rates', 'seeds'},
-    'scale': {'data', 'model', 'lr', 'seeds', 'options', 'sweep_options', 'seconds_per_step', 'estimate', 'arms', 'rates',
-              'arm_options', 'relative_seconds', 'mixed', 'released'},
+KEYS = {   # of each kind of table: those that it must have, and others
+    'experiment': ({'title', 'baseline', 'arms', 'scales'}, set(DEFAULTS)),
+    'arm': (set(), {'variant', 'label', 'options', 'ignore', 'from'}),
+    'setting': (set(), {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
+                        'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'}),
+    'writes': ({'rounds', 'prompt', 'tokens'}, set()),
+    'sweep': (set(), {'rates', 'seeds'}),
+    'scale': ({'lr', 'seeds', 'seconds_per_step', 'estimate'},
+              {'data', 'model', 'options', 'sweep_options', 'arms', 'rates', 'arm_options', 'relative_seconds', 'mixed', 'released'}),
 }
-REQUIRED = {'experiment': ('title', 'baseline', 'arms', 'scales'), 'scale': ('lr', 'seeds', 'seconds_per_step', 'estimate'),
-            'writes': ('prompt', 'rounds', 'tokens')}
 
 # Options without effect on reading a text, and those that ./generate takes: the variant's settings are in the checkpoint.
 OF_TRAINING = ('steps', 'lr', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2', 'val-every', 'checkpoint-every',
@@ -113,29 +112,24 @@ class Experiment:
                 table = tomllib.loads(self.path.read_text(encoding='utf-8'))
             except (OSError, tomllib.TOMLDecodeError) as error:
                 raise Refused(f'{self.path}: cannot be read: {error}') from error
-        self._check(table, 'experiment', '')
+        self._check_keys('experiment', '', table)
         vars(self).update(DEFAULTS | table)   # the keys of the table are attributes
-        self.compare = [tuple(pair) for pair in self.compare]   # (arm, against), beside each arm against the baseline
+        self.compare = [(arm, against) for arm, against in self.compare]   # beside each arm against the baseline
         for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
-            for of, inner in tables.items(): self._check(inner, kind, f'{kind}s.{of}')
-        self._check(self.sweep, 'sweep', 'sweep')
+            for of, inner in tables.items(): self._check_keys(kind, f'{kind}s.{of}', inner)
+        self._check_keys('sweep', 'sweep', self.sweep)
         self._check_names()
-        for setting in self.settings: self._check_order(setting)
+        self._check_order()
 
-    def _check(self, table, kind, where):
+    def _check_keys(self, kind, where, table):
         """Refuse unknown and missing keys."""
-        place = f' in [{where}]' if where else ''
-        if not isinstance(table, dict): raise Refused(f'{self.path}: {where} is no table')
-        for key in table:
-            if key not in KEYS[kind]:
-                raise Refused(f'{self.path}: unknown key {key}{place}; there are: {", ".join(sorted(KEYS[kind]))}')
-        for key in REQUIRED.get(kind, ()):
-            if key not in table: raise Refused(f'{self.path}: lacks the key {key}{place}')
+        (needed, others), place = KEYS[kind], f' in [{where}]' if where else ''
+        if unknown := set(table) - needed - others:
+            raise Refused(f'{self.path}: unknown key {min(unknown)}{place}; there are: {", ".join(sorted(needed | others))}')
+        if missing := needed - set(table): raise Refused(f'{self.path}: lacks the key {min(missing)}{place}')
 
     def _check_names(self):
         """Refuse names of arms, scales and settings that do not exist."""
-        for pair in self.compare:
-            if len(pair) != 2: raise Refused(f'{self.path}: compare is a list of [arm, against]; there is {list(pair)}')
         tables = [*self.arms.values(), *self.settings.values(), *self.scales.values()]
         arms = [self.baseline, *(arm for pair in self.compare for arm in pair), *self.relative_seconds]
         arms += [arm for table in tables for key in ('arms', 'arm_options', 'relative_seconds') for arm in table.get(key, [])]
@@ -147,24 +141,21 @@ class Experiment:
             choose('equal', table.get('equal', 'tokens'), EQUAL)
             if 'after' in table: choose('setting', table['after'], self.settings)
 
-    def _check_order(self, setting):
+    def _check_order(self):
         """Refuse settings that come after each other in a circle, and writing without weights."""
-        passed, table = [setting], self.settings[setting]
-        if 'writes' in table:
-            self._check(table['writes'], 'writes', f'settings.{setting}.writes')
+        try:
+            TopologicalSorter({name: [table['after']] for name, table in self.settings.items() if 'after' in table}).prepare()
+        except CycleError as error:
+            raise Refused(f'{self.path}: settings come after each other in a circle: {", ".join(error.args[1])}') from error
+        for name, table in self.settings.items():
+            if 'writes' not in table: continue
+            self._check_keys('writes', f'settings.{name}.writes', table['writes'])
             if 'after' not in table:
-                raise Refused(f'{self.path}: [settings.{setting}] writes with the weights of no setting; give it an `after`')
-        while 'after' in table:
-            if table['after'] in passed:
-                raise Refused(f'{self.path}: settings come after each other in a circle: {" after ".join(passed)}')
-            passed.append(table['after'])
-            table = self.settings[table['after']]
+                raise Refused(f'{self.path}: [settings.{name}] writes with the weights of no setting; give it an `after`')
 
     def label(self, setting):
         """The name of a setting for readers."""
         return self.settings.get(setting, {}).get('label', setting)
-
-    # ---- order of settings
 
     def depth(self, setting):
         """The number of settings that come before it."""
@@ -186,8 +177,6 @@ class Experiment:
                 if name in self.arms_of(setting): return setting, name
         raise Refused(f'{self.path}: the arm {arm} has no weights to start from in the setting {first}; give it a `from`')
 
-    # ---- what a scale has
-
     def scale(self, name):
         """The scale's table; refuses one that the experiment lacks."""
         if name not in self.scales:
@@ -197,11 +186,12 @@ class Experiment:
     def chosen_arms(self, scale, asked=None):
         """The arms of a scale, or those asked for, those that they start from and the baseline."""
         there = self.scales[scale].get('arms') or list(self.arms)
-        for arm in asked or []:
+        if not asked: return there
+        for arm in asked:
             choose('arm', arm, self.arms)
             if arm not in there: raise Refused(f'{self.name} at scale {scale} has no arm {arm}; it has: {", ".join(there)}')
-        begins = [self.arms[arm].get('from') for arm in asked or []]
-        return [arm for arm in there if not asked or arm in [*asked, *begins, self.baseline]]
+        begins = [self.arms[arm].get('from') for arm in asked]
+        return [arm for arm in there if arm in [*asked, *begins, self.baseline]]
 
 
 class Planner:

@@ -10,16 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, require
+from packages import EXIT_DATA, HERE, ROOT, Refused, guarded   # first: it names packages that are missing
+import jinja2
 
-require('jinja2', 'scipy', 'statsmodels', 'pandas', 'matplotlib')
-import jinja2                                                       # noqa: E402
-
-from analysis import Report                                         # noqa: E402
-from page import sections                                           # noqa: E402
-from plan import SCALES, choose, known_experiments                  # noqa: E402
-from shards import write_whole                                      # noqa: E402
-from tables import as_latex, as_markdown, run_table, verdict_table  # noqa: E402
+from analysis import Report
+from page import sections
+from plan import SCALES, choose, known_experiments
+from shards import write_whole
+from tables import as_latex, as_markdown, run_table, verdict_table
 
 
 def write(report, folder):

@@ -5,36 +5,41 @@ Logs of evaluations (--evaluate --eval-log FOLDER/log.jsonl) and of rounds (turn
 import json
 import math
 import re
-import statistics
+from collections import defaultdict
+from itertools import accumulate
 from pathlib import Path
+from statistics import mean, median
 
 CURVE_POINTS = 60          # of the training loss, so that a ledger stays small
 FLOPS = 'FLOPs per token of training'   # a row of the trainer's tables
 WORSE_THAN_GUESSING = 0.5  # nats above the loss of a uniform guess
+OF_ROUNDS = ('ms', 'baseline_ms', 'ratio', 'baseline_peak_bytes', 'load')
 
 
 def finite(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def finite_numbers(values):
+    """All finite numbers in nested lists."""
+    if isinstance(values, list): return [number for value in values for number in finite_numbers(value)]
+    return [values] if finite(values) else []
+
+
 def read_log(path):
-    """The records of a log; a line that a running or killed program has cut is passed over."""
-    records = []
+    """event -> its records in a log, None for those of steps; a line that a running or killed program has cut is passed over."""
+    events = defaultdict(list)
     try:
         lines = Path(path).read_text(encoding='utf-8', errors='replace').splitlines()
     except OSError:
-        return records
+        return events
     for line in lines:
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+            events[record.get('event')].append(record)
+        except (ValueError, AttributeError):
             continue
-    return [record for record in records if isinstance(record, dict)]
-
-
-def first(records, event):
-    """The first record of an event, {} without any."""
-    return next((r for r in records if r.get('event') == event), {})
+    return events
 
 
 def last_step(path):
@@ -43,35 +48,46 @@ def last_step(path):
         with open(path, 'rb') as file:
             file.seek(max(0, file.seek(0, 2) - 4096))
             found = re.findall(rb'^\{"step":(\d+),"tokens"', file.read(), re.MULTILINE)
-        return int(found[-1]) if found else 0
     except OSError:
         return 0
+    return int(found[-1]) if found else 0
+
+
+def table_rows(printed):
+    """{row: value} of the trainer's tables."""
+    return dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', printed, re.MULTILINE))
+
+
+def flops_of(rows):
+    """FLOPs per token, or their bound where they depend on the data."""
+    return float(rows[FLOPS].removeprefix('at most '))
 
 
 def result_of(folder, printed=''):
     """The result of a finished run; `diverged` gives the reason where it did. `printed` is the trainer's standard output."""
-    records = read_log(Path(folder) / 'log.jsonl')
-    config, done = first(records, 'config'), first(records, 'done')
-    steps = [r for r in records if 'grad_norm' in r and 'event' not in r]
-    validations = [r for r in records if 'val_loss' in r and 'event' not in r]
+    events, rows = read_log(Path(folder) / 'log.jsonl'), table_rows(printed)
+    config, done, turns, writes = (next(iter(events[event]), {}) for event in ('config', 'done', 'turns', 'writes'))
+    steps, validations = ([r for r in events[None] if key in r] for key in ('grad_norm', 'val_loss'))
     times = [r['ms'] for r in steps if finite(r.get('ms'))]
-    seconds_at, total = {}, 0.0
-    for r in steps:
-        total += (r.get('ms') or 0) / 1e3
-        seconds_at[r['step']] = round(total, 3)
-    tokens_at = {r['step']: r.get('tokens') for r in steps}
+    seconds = [round(total, 3) for total in accumulate((r.get('ms') or 0) / 1e3 for r in steps)]
+    tokens_at, seconds_at = {r['step']: r.get('tokens') for r in steps}, {r['step']: s for r, s in zip(steps, seconds)}
     result = {
         'val_loss': done.get('val_loss') if finite(done.get('val_loss')) else None,
         'train_loss': done.get('loss') if finite(done.get('loss')) else None,
         'val_bpb': validations[-1].get('val_bpb') if validations else None,
         'weights_hash': done.get('weights_hash'), 'peak_bytes': done.get('peak_bytes'), 'parameters': config.get('parameters'),
-        'steps': steps[-1]['step'] if steps else 0, 'tokens': steps[-1].get('tokens') if steps else 0, 'seconds': round(total, 3),
-        'ms': round(statistics.median(times), 3) if times else None,
+        'steps': steps[-1]['step'] if steps else 0, 'tokens': steps[-1].get('tokens') if steps else 0,
+        'seconds': seconds[-1] if seconds else 0.0, 'ms': round(median(times), 3) if times else None,
         'validation': [[r['step'], tokens_at.get(r['step']), r['val_loss'], seconds_at.get(r['step'])] for r in validations],
         'training': thinned([[r['step'], r['loss']] for r in steps if finite(r.get('loss'))]),
+        'machine': rows.get('device', ''),
     }
-    result |= from_tables(printed) | provenance(config) | evaluations(records) | attention(records) | rounds(records)
-    result |= by_position(records) | sparse_reading(records)
+    if FLOPS in rows: result['flops_per_token'] = flops_of(rows)
+    result |= {key: config[key] for key in ('machine', 'blas', 'flops_per_token', 'binary_hash') if config.get(key)}
+    if config.get('data_hash'): result['data_read'] = config['data_hash']   # of the shards that were read; the plan's is of files
+    result |= evaluations(events) | attention(events['attention'])
+    result |= {key: turns[key] for key in OF_ROUNDS if key in turns}
+    result |= {key: value for key, value in writes.items() if key not in ('event', 'step')}
     if why := diverged(result, steps, config): result['diverged'] = why
     return result
 
@@ -80,7 +96,7 @@ def thinned(curve):
     """Means over stretches of equal length."""
     stretch = max(1, math.ceil(len(curve) / CURVE_POINTS))
     parts = [curve[i:i + stretch] for i in range(0, len(curve), stretch)]
-    return [[part[-1][0], round(statistics.mean(loss for _, loss in part), 4)] for part in parts]
+    return [[part[-1][0], round(mean(loss for _, loss in part), 4)] for part in parts]
 
 
 def diverged(result, steps, config):
@@ -93,68 +109,21 @@ def diverged(result, steps, config):
     return ''
 
 
-def table_rows(printed):
-    """{row: value} of the trainer's tables."""
-    return dict(re.findall(r'^\| (.+?) +\| (.+?) +\|$', printed, re.MULTILINE))
-
-
-def from_tables(printed):
-    """Rows that a report needs."""
-    rows = table_rows(printed)
-    return {'machine': rows.get('device', '')} | ({'flops_per_token': flops_of(rows)} if FLOPS in rows else {})
-
-
-def flops_of(rows):
-    """FLOPs per token, or their bound where they depend on the data."""
-    return float(rows[FLOPS].removeprefix('at most '))
-
-
-def provenance(config):
-    """The trainer's record of its origin. Its hash is of the shards it read, the plan's of files."""
-    found = {key: config[key] for key in ('machine', 'blas', 'flops_per_token', 'binary_hash') if config.get(key)}
-    return found | ({'data_read': config['data_hash']} if config.get('data_hash') else {})
-
-
-def evaluations(records):
-    """Last accuracy, and macro F1, of every file of items."""
-    found = [r for r in records if r.get('event') == 'evaluation' and 'task' in r]
-    if not found: return {}
-    f1 = {r['task']: r['macro_f1'] for r in found if finite(r.get('macro_f1'))}
-    return {'accuracy': {r['task']: r.get('acc_sum') for r in found}} | ({'macro_f1': f1} if f1 else {})
-
-
-def rounds(records):
-    """Measurements of turns.py."""
-    turns, writes = first(records, 'turns'), first(records, 'writes')
-    kept = {key: turns[key] for key in ('ms', 'baseline_ms', 'ratio', 'baseline_peak_bytes', 'load') if key in turns}
-    return kept | {key: value for key, value in writes.items() if key not in ('event', 'step')}
-
-
-def by_position(records):
-    """[[middle of a bin of positions, loss], ...] of the last evaluation, without bins whose targets are all masked."""
-    bins = next((r.get('bins') for r in reversed(records) if r.get('event') == 'loss_by_position'), None) or []
-    points = [[(b['first'] + b['last']) / 2, b['loss']] for b in bins if finite(b.get('loss'))]
-    return {'by_position': points} if points else {}
-
-
-def sparse_reading(records):
-    """Shares that --attention psa or adaspa has read: {validation or task: {pairs_read, mass_kept}}."""
-    found = {r['of']: {key: r.get(key) for key in ('pairs_read', 'mass_kept')}
-             for r in records if r.get('event') == 'sparse_reading' and 'of' in r}
-    return {'sparse_reading': found} if found else {}
-
-
-def numbers_in(values):
-    """All finite numbers in nested lists."""
-    if isinstance(values, list): return [number for value in values for number in numbers_in(value)]
-    return [values] if finite(values) else []
+def evaluations(events):
+    """Last accuracy and macro F1 of every file of items; [[middle of a bin of positions, loss], ...] of the last evaluation, without
+    bins whose targets are all masked; shares that --attention psa or adaspa has read, of the validation tokens or of items."""
+    found, of_items = {}, [r for r in events['evaluation'] if 'task' in r]
+    if of_items: found['accuracy'] = {r['task']: r.get('acc_sum') for r in of_items}
+    if f1 := {r['task']: r['macro_f1'] for r in of_items if finite(r.get('macro_f1'))}: found['macro_f1'] = f1
+    bins = events['loss_by_position'][-1].get('bins') or [] if events['loss_by_position'] else []
+    if points := [[(b['first'] + b['last']) / 2, b['loss']] for b in bins if finite(b.get('loss'))]: found['by_position'] = points
+    if read := {r['of']: {key: r.get(key) for key in ('pairs_read', 'mass_kept')} for r in events['sparse_reading'] if 'of' in r}:
+        found['sparse_reading'] = read
+    return found
 
 
 def attention(records):
     """Curves of mean entropy, gates and concentration over layers and heads."""
-    curves = {}
-    for key in ('entropy', 'gate', 'mass_95', 'mass_99'):
-        points = [[r['step'], round(statistics.mean(found), 4)] for r in records
-                  if r.get('event') == 'attention' and (found := numbers_in(r.get(key)))]
-        if points: curves[key] = points
-    return curves
+    curves = {key: [[r['step'], round(mean(found), 4)] for r in records if (found := finite_numbers(r.get(key)))]
+              for key in ('entropy', 'gate', 'mass_95', 'mass_99')}
+    return {key: points for key, points in curves.items() if points}

@@ -7,46 +7,31 @@ import functools
 import math
 from dataclasses import dataclass
 
-from packages import require
-
-require('scipy', 'statsmodels', 'pandas')
-import pandas as pd                                                   # noqa: E402
-from scipy import stats as scipy                                      # noqa: E402
-from statsmodels.stats.multitest import multipletests                 # noqa: E402
-from statsmodels.stats.power import TTestPower                        # noqa: E402
+import pandas as pd
+from scipy import stats as scipy
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
 
 ALPHA, POWER = 0.05, 0.8
 
 
 @dataclass
 class Comparison:
-    """Differences by seed of one arm against its baseline, and their statistics."""
+    """Differences by seed of one arm against its baseline, and their statistics: the 95% interval from `low` to `high`, p of a true
+    difference of 0 (two-sided), and `adjusted`, which is p until Holm's correction."""
     differences: pd.Series            # arm - baseline, of sound pairs
     unpaired: list                    # seeds that one of the two lacks
     diverged: list                    # seeds at which one of the two diverged
-    half_width: float = math.nan      # of the 95% interval
-    p: float = math.nan               # two-sided, of a difference of 0
-    adjusted: float = math.nan        # p after Holm
+    p: float = math.nan
 
-    @property
-    def pairs(self):
-        return len(self.differences)
-
-    @property
-    def mean(self):
-        return float(self.differences.mean())
-
-    @property
-    def sd(self):
-        return float(self.differences.std())
-
-    @property
-    def low(self):
-        return self.mean - self.half_width
-
-    @property
-    def high(self):
-        return self.mean + self.half_width
+    def __post_init__(self):
+        d = self.differences = pd.Series(self.differences, dtype=float)
+        self.pairs, self.mean, self.sd, self.half_width = len(d), float(d.mean()), float(d.std()), math.nan
+        if self.pairs >= 2:
+            self.half_width = float(scipy.t.ppf(1 - ALPHA / 2, self.pairs - 1) * self.sd / math.sqrt(self.pairs))
+            # Differences that are all equal leave no doubt either way.
+            self.p = float(scipy.ttest_1samp(d, 0).pvalue) if d.nunique() > 1 else float(d.iloc[0] == 0)
+        self.low, self.high, self.adjusted = self.mean - self.half_width, self.mean + self.half_width, self.p
 
     @property
     def detectable(self):
@@ -64,13 +49,8 @@ def compare(arm, baseline):
     """Pair two arms, each seed -> loss. A loss that is None, NaN or infinite is a diverged run and makes no pair."""
     arm, baseline = (pd.Series(losses, dtype=float).replace([math.inf, -math.inf], math.nan) for losses in (arm, baseline))
     both = (arm - baseline)[sorted(arm.index.intersection(baseline.index))]
-    d = both.dropna()
-    found = Comparison(d, list(arm.index.symmetric_difference(baseline.index)), list(both.index.difference(d.index)))
-    if len(d) >= 2:
-        found.half_width = float(scipy.t.ppf(1 - ALPHA / 2, len(d) - 1) * d.std() / math.sqrt(len(d)))
-        # Differences that are all equal leave no doubt either way.
-        found.p = found.adjusted = float(scipy.ttest_1samp(d, 0).pvalue) if d.nunique() > 1 else float(d.iloc[0] == 0)
-    return found
+    sound = both.dropna()
+    return Comparison(sound, list(arm.index.symmetric_difference(baseline.index)), list(both.index.difference(sound.index)))
 
 
 def adjust(comparisons):

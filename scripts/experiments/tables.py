@@ -2,19 +2,16 @@
 import math
 import re
 
+import pandas as pd
+
 import stats
 from analysis import by_seed, sweep_means
-from packages import require
 from turns import median_interval
 from verdicts import NATS
-
-pd = require('pandas')
 
 EMPTY = '-'
 LEARNT = 0.9   # of the items right: the run has learnt the task
 
-
-# ----------------------------------------------------------------------------------------------------------------- cells
 
 def number(value, form='.4f'):
     """A number as a cell; a dash for None and what is not finite."""
@@ -43,8 +40,6 @@ def table_of(rows, always=()):
     table = pd.DataFrame(rows).fillna(EMPTY)
     return table[[column for column in table if column in always or (table[column] != EMPTY).any()]]
 
-
-# ---------------------------------------------------------------------------------------------------------------- tables
 
 def verdict_table(report):
     """A row for every claim and setting, and one for every unmeasured claim."""
@@ -155,8 +150,6 @@ def run_table(report):
         'command': runs.command})
     return table.sort_values(['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'rate x'])
 
-
-# ---------------------------------------------------------------------------------------------------------------- forms
 
 def as_markdown(table):
     line = lambda cells: '| ' + ' | '.join(cell.replace('|', '/').replace('\n', ' ') for cell in cells) + ' |\n'

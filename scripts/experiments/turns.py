@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from packages import EXIT_FAILED, EXIT_SIGNAL, Refused, guarded, split_at_dashes
-from results import first, read_log
+from results import read_log
 
 STEPS, TO_WARM_UP = 9, 3
 WHERE = ('device', 'weights')   # equal in both calls of ./generate
@@ -35,7 +35,7 @@ QUIET = ('--val-every=0', '--sample-every=0', '--checkpoint-every=0', '--plot=0'
 
 
 def records_of(command, *own):
-    """The records of the log.jsonl that a command with our `own` options writes into a temporary folder, FOLDER in these options."""
+    """event -> records of the log.jsonl that a command with our `own` options writes into a temporary folder, FOLDER in them."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run([*command, *(word.replace('FOLDER', folder) for word in own)], capture_output=True, text=True)
@@ -48,15 +48,15 @@ def records_of(command, *own):
 
 def steps_of(command):
     """Measurements of a short training run: median milliseconds of a step, and peak bytes."""
-    records = records_of(command, *QUIET, f'--steps={STEPS}', '--out=FOLDER')
-    times = [r['ms'] for r in records if 'grad_norm' in r]
-    return {'ms': median(times[min(TO_WARM_UP, len(times) - 1):]), 'peak_bytes': first(records, 'done').get('peak_bytes'),
-            'config': records[0]}
+    events = records_of(command, *QUIET, f'--steps={STEPS}', '--out=FOLDER')
+    times = [r['ms'] for r in events[None] if 'grad_norm' in r]
+    return {'ms': median(times[min(TO_WARM_UP, len(times) - 1):]), 'peak_bytes': events['done'][0].get('peak_bytes'),
+            'config': events['config'][0]}
 
 
 def writing_of(command):
     """Measurements of a call of ./generate: milliseconds of a token after the first and until the first, and bytes of the cache."""
-    record = records_of(command, '--log=FOLDER/log.jsonl')[0]
+    record = records_of(command, '--log=FOLDER/log.jsonl')['writing'][0]
     if not record['later_tokens']: raise Refused(f'{shlex.join(command)}: wrote one token; --tokens must be 2 or more')
     return {'ms': 1e3 * record['writing_seconds'] / record['later_tokens'], 'first_ms': 1e3 * record['reading_seconds'],
             'config': {'event': 'config'} | {key: record[key] for key in ('machine', 'commit', 'dirty', 'binary_hash')},

@@ -69,8 +69,6 @@ class Finding:
     seeds: int    # of the plan at this scale
 
 
-# ------------------------------------------------------------------------------------------------------------------ rules
-
 def judge_seeds(comparison, claim, scale):
     """The verdict of paired seeds on a claim in nats. stats.adjust() comes first."""
     c = comparison
@@ -108,8 +106,6 @@ def judge(number, tolerance, scale, interval, different, within, why_not):
     return Verdict(WEAKER if abs(middle) < abs(number) else STRONGER)
 
 
-# --------------------------------------------------------------------------------------------------------------- sentences
-
 def tell(published, ours, verdict, scale):
     """The claim, the measurement, the verdict."""
     because = f' ({verdict.reason})' if verdict.reason else ''
@@ -130,8 +126,6 @@ def tell_ratio(claim, name, ratios, verdict, scale, where):
     ours = f'ours {ratios.middle:.3f}, from {ratios.low:.3f} to {ratios.high:.3f} ({where}, {ratios.rounds} interleaved rounds)'
     return tell(f'{claim["document"]} says {name} {claim["number"]:.3f}, {claim["unit"]}', ours, verdict, scale)
 
-
-# --------------------------------------------------------------------------------------------------------------- findings
 
 def find(claims, report):
     """Findings of every claim, one for each setting with runs of both arms: trained ones for nats, timed ones for ratios."""
