@@ -16,7 +16,8 @@ import ledger
 import plan
 import results
 import tables
-from shards import header, ids, xxh64
+import xxhash
+from shards import header, ids
 from session import Session
 
 
@@ -115,11 +116,10 @@ def mixed(session, planner):
     check('rows of the task stand beside the text', [struct.unpack('<3i', shard[:12])[1:] for shard in shards] == [(1, 80), (2, 256)] and
           'text_train_000002.bin' in (glob.parent / 'text_manifest.json').read_text())
     listed = {shard['file']: shard for shard in json.loads((glob.parent / 'text_manifest.json').read_text())['shards']}
-    check('with the hash of its bytes', listed['text_train_000002.bin']['xxh64'] == xxh64(shards[1]), listed)
+    check('with the hash of its bytes', listed['text_train_000002.bin']['xxh64'] == xxhash.xxh64(shards[1]).hexdigest(), listed)
     bundled = {shard['file']: shard for shard in json.loads((ROOT / 'data/bundled/sotu_manifest.json').read_text())['shards']}
-    check('which is the one that ./tokenize writes', all(xxh64(data) == hash for data, hash in (
-        (b'', 'ef46db3751d8e999'), (b'abc', '44bc2cf5ad770999'),
-        ((ROOT / 'data/bundled/sotu_val_000000.bin').read_bytes(), bundled['sotu_val_000000.bin']['xxh64']))))
+    check('which is the one that ./tokenize writes', bundled['sotu_val_000000.bin']['xxh64'] ==
+          xxhash.xxh64((ROOT / 'data/bundled/sotu_val_000000.bin').read_bytes()).hexdigest())
     check('items count what is copied where a text is only read', 'eval-data' not in options and
           Path(reading['eval-data']).exists() and reading['train-data'] == options['train-data'], reading)
     halves = [session.data.options(plan.Run(**vars(train) | {'half': half}))['val-data'] for half in ('tune', 'report')]

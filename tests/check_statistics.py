@@ -219,10 +219,10 @@ def ledgers(work):
         ledger.key_of('x', {'lr': 1}, 'c', 'e'),
     ]
     check('keys: variant, options, commit and data do', key not in others and len(set(others)) == 4)
-    with ledger.lock_run(work / 'locks', 'a'): check('a run that is being done is taken', not ledger.lock_run(work / 'locks', 'a'))
-    check('and free afterwards', ledger.lock_run(work / 'locks', 'a'))
-    shared = [ledger.lock_machine(work, 'm', False) for _ in range(2)]
-    check('runs share a machine, and times are taken alone', all(shared) and not ledger.lock_machine(work, 'm', True))
+    with ledger.lock(work / 'locks/a'): check('a run that is being done is taken', not ledger.lock(work / 'locks/a'))
+    check('and free afterwards', ledger.lock(work / 'locks/a'))
+    shared = [ledger.lock(work / 'machine', shared=True) for _ in range(2)]
+    check('runs share a machine, and times are taken alone', all(shared) and not ledger.lock(work / 'machine'))
     before, allowed = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, allowed[1]))   # a disk with room for ten bytes more

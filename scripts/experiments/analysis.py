@@ -91,7 +91,7 @@ class Report:
         self.trained = trained.drop_duplicates([*GROUP, 'arm', 'seed'], keep='last')   # the last planned of several rates
         self.comparisons = {group: self._compare(self.experiments[group[0]], of)
                             for group, of in self.trained.groupby(GROUP, sort=False)}
-        self.findings = find(self.claims, self)
+        self.findings = list(find(self.claims, self))
         self.not_measured = [claim for claim in self.claims if all(one.claim is not claim for one in self.findings)]
 
     def _order(self, experiment, scale, stage, arm, setting, *_):

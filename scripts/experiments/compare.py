@@ -116,12 +116,6 @@ def tokenized(texts, out):
     return folder
 
 
-def try_options(work):
-    """Refuse an arm whose options its trainer does not take, before the baseline has trained."""
-    for run in work.runs(work.planner.stages()[0]):
-        if work.session.printed(run) is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
-
-
 def show(work):
     """Print the table, and a sentence for every arm."""
     planned, finished = work.runs('seeds'), work.session.ledger.finished
@@ -171,7 +165,8 @@ def main(arguments=None):
     settings = ['all', '--out', str(out), '--ledger', str(out / 'ledger.jsonl'), '--jobs', str(options.jobs)]
     settings += (['--data', str(data)] if data else []) + (['--cpu'] if options.cpu else [])
     work = Work(Session(runner.parse(settings)), plan, runner.say)
-    try_options(work)
+    for run in work.runs(work.planner.stages()[0]):   # refuses options that a trainer does not take, before the baseline has trained
+        if work.session.printed(run) is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
     code = work.perform()
     if code == 0: show(work)
     return code

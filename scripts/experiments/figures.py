@@ -82,17 +82,12 @@ def mean_curve(runs, key):
     return [(points[0][0], sum(y for _, y in points) / len(points)) for points in zip(*filter(None, curves))]
 
 
-def draw_training(e, runs):
-    """Training loss over the steps."""
+def draw_series(e, runs, key, label, x, begin=0.0):
+    """A curve of the results behind a share `begin` of its length."""
     def late(own):
-        points = mean_curve(own, 'training')
-        return [(step, loss) for step, loss in points if step >= NEAR * points[-1][0]]
-    return draw_panels(e, by_setting(e, runs, late), 'optimiser steps', 'training loss, nats')
-
-
-def draw_series(e, runs, key, label, x):
-    """A curve of the results."""
-    return draw_panels(e, by_setting(e, runs, lambda own: mean_curve(own, key)), x, label)
+        points = mean_curve(own, key)
+        return [(at, value) for at, value in points if at >= begin * points[-1][0]]
+    return draw_panels(e, by_setting(e, runs, late), x, label)
 
 
 def draw_rates(e, scale, sweep):

@@ -16,7 +16,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
-from ledger import flat, lock_machine, lock_run
+from ledger import flat, lock
 from packages import EXIT_SIGNAL, HERE, ROOT, Refused
 from results import last_step, result_of
 
@@ -75,7 +75,7 @@ class Jobs:
         machine = None
         try:
             while not self.stopping and not machine:
-                machine = lock_machine(self.out / 'locks', self.session.options.machine, self.alone)
+                machine = lock(self.out / f'locks/machine-{self.session.options.machine}.lock', shared=not self.alone)
                 if not machine: time.sleep(0.2)
             with futures.ThreadPoolExecutor(len(self.places)) as pool:
                 working = [pool.submit(self._work, place) for place in self.places]
@@ -93,10 +93,10 @@ class Jobs:
         """Perform waiting runs in a place until there are none."""
         try:
             while self.waiting and not self.stopping:
-                run, lock = self._take()
+                run, taken = self._take()
                 if not run: time.sleep(0.5)   # other calls have all of them
                 else:
-                    with lock: self._perform(run, place, lock)
+                    with taken: self._perform(run, place, taken)
         except BaseException:
             self._stop()   # the trainers of other threads save
             raise
@@ -105,12 +105,12 @@ class Jobs:
         """The first waiting run that no other call performs, and its lock."""
         with self.mutex:
             for run in self.waiting:
-                if lock := lock_run(self.out / 'locks', run.key):
+                if taken := lock(self.out / f'locks/{run.key}.lock'):
                     self.waiting.remove(run)
-                    return run, lock
+                    return run, taken
         return None, None
 
-    def _perform(self, run, place, lock):
+    def _perform(self, run, place, taken):
         """Start a run unless another call has finished it, wait for it, and record how it ended."""
         folder = self.out / 'runs' / run.key
         with self.mutex:
@@ -119,7 +119,7 @@ class Jobs:
             if lost := [origin.name for origin in run.origins if self.ledger.finished[origin.key]['event'] == 'diverged']:
                 self._enter(run, 'diverged', result_of(folder), f'the run that it starts from diverged ({lost[0]})')
                 return
-            process = self._start(run, folder, place, lock)
+            process = self._start(run, folder, place, taken)
             self.running[run], told = time.time(), False
         while process.poll() is None:
             if self.stopping and not told:   # a second SIGINT kills a trainer; Open MPI kills its ranks after all but SIGUSR1
@@ -128,7 +128,7 @@ class Jobs:
             time.sleep(PAUSE)
         with self.mutex: self._finish(run, folder, process.returncode, told, time.time() - self.running.pop(run))
 
-    def _start(self, run, folder, place, lock):
+    def _start(self, run, folder, place, taken):
         """The process of a run, which holds the lock even if this one is killed."""
         folder.mkdir(parents=True, exist_ok=True)
         command = self._words(run, folder, place)
@@ -137,7 +137,7 @@ class Jobs:
         self.ledger.append('start', key=run.key, name=run.name, command=shlex.join(portable))
         with open(folder / 'stdout.txt', 'ab' if run.kind == 'train' else 'wb') as out, open(folder / 'stderr.txt', 'wb') as err:
             return subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment,
-                                    start_new_session=True, pass_fds=[lock.fileno()])
+                                    start_new_session=True, pass_fds=[taken.fileno()])
 
     def _words(self, run, folder, place):
         """The command of a run."""

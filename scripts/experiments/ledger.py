@@ -115,23 +115,14 @@ def append_whole(file, lines):
         raise
 
 
-def lock_file(path, how=fcntl.LOCK_EX):
-    """An open file with a lock that is held until every process with the file has closed it; None while another one holds it."""
+def lock(path, shared=False):
+    """An open file with a lock that is held until every process with the file has closed it; None while another one holds it. Trainers
+    inherit that of their run, so that the run of a killed run.py stays locked until its trainer has ended."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, 'a')
     try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         return None
     return file
-
-
-def lock_run(folder, key):
-    """The lock of a run. Trainers inherit it, so that the run of a killed run.py stays locked until its trainer has ended."""
-    return lock_file(Path(folder) / f'{key}.lock')
-
-
-def lock_machine(folder, machine, alone):
-    """The lock of a machine with one OUT: shared by runs, exclusive for time measurements."""
-    return lock_file(Path(folder) / f'machine-{machine}.lock', fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

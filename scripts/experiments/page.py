@@ -84,8 +84,7 @@ class Section:
     def lines(self):
         """The sentence of each finding; the first one of a claim adds the words of its source."""
         before = [None, *(one.claim for one in self.findings)]
-        source = lambda claim: f' As read: {claim["read"]}.'
-        return [one.line + ('' if one.claim is last else source(one.claim)) for one, last in zip(self.findings, before)]
+        return [one.line + ('' if one.claim is last else f' As read: {one.claim["read"]}.') for one, last in zip(self.findings, before)]
 
     def _tables(self):
         """(tables, tables to fold away), each (title, DataFrame)."""
@@ -127,7 +126,8 @@ class Section:
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))
         trained = self.trained
-        found.append((f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on', figures.draw_training(e, trained)))
+        found.append((f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on',
+                      figures.draw_series(e, trained, 'training', 'training loss, nats', 'optimiser steps', figures.NEAR)))
         found += [(f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds',
                    figures.draw_series(e, trained, key, label, x)) for key, label, x in SERIES]
         return [(caption, svg) for caption, svg in found if svg]

@@ -77,9 +77,8 @@ def main(arguments=None):
     if not options.no_build and not options.dry_run:
         programs = {f'train_{one.experiment.arms[arm].get("variant", arm)}' for one in work for arm in one.planner.arms}
         build(sorted(programs | {'generate' for one in work if 'writes' in one.planner.stages()}))
-    todo = [one.describe() for one in work]
-    print(f'together: {sum(runs for runs, _ in todo)} runs, {sum(hours for _, hours in todo):.2f} hours of runs left; '
-          f'ledger {session.ledger.path}')
+    left = [run for one in work for run in one.describe()]
+    print(f'together: {len(left)} runs, {sum(run.seconds for run in left) / 3600:.2f} hours of runs left; ledger {session.ledger.path}')
     if options.dry_run: return 0
     worst = 0
     for one in work:

@@ -33,8 +33,9 @@ class Session:
         if self.options.ranks > 1: identity['ranks'] = self.options.ranks
         if run.kind != 'train': identity['kind'] = run.kind
         if run.origin: identity['origin'] = self.identify(run.origin).key
-        if run.against: identity['against'] = [run.against.variant, {k: str(v) for k, v in run.against.options.items()}]
-        if run.against and run.against.origin: identity['against'].append(self.identify(run.against.origin).key)
+        if base := run.against:
+            identity['against'] = [base.variant, {k: str(v) for k, v in base.options.items()}]
+            if base.origin: identity['against'].append(self.identify(base.origin).key)
         run.key = key_of(run.variant, identity, self.commit, self.data.hash_of(run))
         return run
 

@@ -22,11 +22,6 @@ def header(magic, version, count):
     return struct.pack('<256i', magic, version, count, *[0] * 253)
 
 
-def shard(tokens, mask=b''):
-    """A shard of little-endian uint16 tokens: version 1, or 2 with one mask byte per token."""
-    return header(MAGIC_16, 2 if mask else 1, len(tokens) // 2) + tokens + mask
-
-
 def read(path):
     """(magic, version, number of tokens, bytes behind the header)."""
     content = path.read_bytes()
@@ -39,12 +34,6 @@ def ids(path, count):
     return struct.unpack_from(f'<{count}{"H" if magic == MAGIC_16 else "I"}', content)
 
 
-def write_manifest(path, documents, tokens=0, vocabulary=512):
-    """A manifest of shards in bytes."""
-    manifest = {'tokenizer': 'bytes', 'vocabulary': vocabulary, 'documents': documents, 'tokens': tokens, 'shards': []}
-    write_whole(path, json.dumps(manifest).encode())
-
-
 def copy_manifest(folder, to):
     """Copy the manifest, which names the tokenizer, and the tokenizer."""
     for manifest in folder.glob('*_manifest.json'):
@@ -53,16 +42,11 @@ def copy_manifest(folder, to):
 
 def add_to_manifest(path, name, content):
     """List one more shard; trainers mix shards only if one manifest lists them."""
+    import xxhash   # here, because plans need no packages
     manifest = json.loads(path.read_text())
     manifest['shards'].append({'file': name, 'tokens': struct.unpack('<3i', content[:12])[2], 'bytes': len(content),
-                               'xxh64': xxh64(content)})
+                               'xxh64': xxhash.xxh64(content).hexdigest()})
     write_whole(path, json.dumps(manifest).encode())
-
-
-def xxh64(data):
-    """The hash of a shard in its manifest."""
-    import xxhash   # here, because plans need no packages
-    return xxhash.xxh64(data).hexdigest()
 
 
 def common_glob(paths):

@@ -6,6 +6,7 @@ all possible symbols as choices (16 of a large vocabulary), so that chance is on
 
 Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (2312.04927).
 """
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,8 +144,10 @@ def write(task, folder):
             tokens += rows.tokens.size
             mask = np.zeros(rows.tokens.shape, np.uint8)   # 1 where a token counts as a target
             np.put_along_axis(mask, rows.answers, 1, 1)
-            shards.write_whole(folder / name, shards.shard(rows.tokens.astype('<u2').tobytes(), mask.tobytes()))
-        shards.write_manifest(folder / 'task_manifest.json', 0, tokens, task['vocabulary'] or BYTES)
+            head = shards.header(shards.MAGIC_16, 2, rows.tokens.size)
+            shards.write_whole(folder / name, head + rows.tokens.astype('<u2').tobytes() + mask.tobytes())
+        manifest = {'tokenizer': 'bytes', 'vocabulary': task['vocabulary'] or BYTES, 'documents': 0, 'tokens': tokens, 'shards': []}
+        shards.write_whole(folder / 'task_manifest.json', json.dumps(manifest).encode())
         of_items = items(make(task, 'items', task['items']), np.random.default_rng([task['seed'], 3]))
         shards.write_whole(folder / 'items.bin', of_items)
     except OSError as error:

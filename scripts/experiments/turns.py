@@ -92,9 +92,9 @@ def write_log(path, own, base):
     for name, ratio in (('ms', 'ratio'), ('first_ms', 'first_ratio')):
         if name in own: measured |= {name: round(own[name], 4), f'baseline_{name}': round(base[name], 4), ratio: own[name] / base[name]}
     measured |= {f'baseline_{size}': base[size] for size in ('peak_bytes', 'cache_bytes') if size in base}
-    records = [own['config'], {'event': 'writes' if 'first_ms' in own else 'turns', 'step': 0, **measured,
-                               'load': round(os.getloadavg()[0], 2)},
-               {'event': 'done', 'step': 0} | ({'peak_bytes': own['peak_bytes']} if 'peak_bytes' in own else {})]
+    measured |= {'step': 0, 'load': round(os.getloadavg()[0], 2)}
+    records = [own['config'], {'event': 'writes' if 'first_ms' in own else 'turns', **measured},
+               {'event': 'done', 'step': 0, 'peak_bytes': own.get('peak_bytes')}]
     Path(path).write_text(''.join(json.dumps(record) + '\n' for record in records))
 
 

@@ -128,33 +128,23 @@ def tell_ratio(claim, name, ratios, verdict, scale, where):
 
 
 def find(claims, report):
-    """Findings of every claim, one for each setting with runs of both arms: trained ones for nats, timed ones for ratios."""
-    found = []
+    """Findings of every claim, one for each setting with runs of both arms: from paired seeds for nats, else from interleaved rounds,
+    whose ratios are all to the baseline."""
     for claim in claims:
-        e = report.experiments.get(claim['experiment'])
+        e, arm, against = report.experiments.get(claim['experiment']), claim['arm'], claim['against']
         if e is None: continue
-        name = claim['arm'] + ('' if claim['against'] == e.baseline else f' against {claim["against"]}')
-        found += find_seeds(claim, name, e, report) if claim['unit'] == NATS else find_rounds(claim, name, e, report)
-    return found
-
-
-def find_seeds(claim, name, e, report):
-    """From paired seeds."""
-    for (experiment, scale, setting), comparisons in report.comparisons.items():
-        c = comparisons.get((claim['arm'], claim['against'])) if experiment == e.name else None
-        if c is None: continue
-        verdict = judge_seeds(c, claim, scale)
-        line = tell_seeds(claim, name, c, verdict, scale, 'each arm at its best rate' if e.sweep else 'one rate for all')
-        yield Finding(claim, scale, setting, c, verdict, line, e.settings[setting].get('seeds', e.scales[scale]['seeds']))
-
-
-def find_rounds(claim, name, e, report):
-    """From interleaved rounds, whose ratios are all to the baseline."""
-    timed = report.timed[(report.timed.experiment == e.name) & (report.timed.arm == claim['arm'])]
-    for (scale, setting), own in timed.groupby(['scale', 'setting'], sort=False):
-        ratios = own[RATIOS[claim['unit']]].dropna()
-        if ratios.empty or claim['against'] != e.baseline: continue
-        found = Ratios(*median_interval(ratios), len(ratios))
-        verdict = judge_ratio(found, claim, scale)
-        line = tell_ratio(claim, name, found, verdict, scale, e.label(setting))
-        yield Finding(claim, scale, setting, found, verdict, line, e.scales[scale]['seeds'])
+        name = arm + ('' if against == e.baseline else f' against {against}')
+        if claim['unit'] == NATS:
+            for (experiment, scale, setting), comparisons in report.comparisons.items():
+                if experiment != e.name or (arm, against) not in comparisons: continue
+                c = comparisons[arm, against]
+                verdict = judge_seeds(c, claim, scale)
+                line = tell_seeds(claim, name, c, verdict, scale, 'each arm at its best rate' if e.sweep else 'one rate for all')
+                yield Finding(claim, scale, setting, c, verdict, line, e.settings[setting].get('seeds', e.scales[scale]['seeds']))
+        elif against == e.baseline:
+            timed = report.timed[(report.timed.experiment == e.name) & (report.timed.arm == arm)]
+            for (scale, setting), own in timed.dropna(subset=RATIOS[claim['unit']]).groupby(['scale', 'setting'], sort=False):
+                found = Ratios(*median_interval(own[RATIOS[claim['unit']]]), len(own))
+                verdict = judge_ratio(found, claim, scale)
+                line = tell_ratio(claim, name, found, verdict, scale, e.label(setting))
+                yield Finding(claim, scale, setting, found, verdict, line, e.scales[scale]['seeds'])

@@ -1,4 +1,5 @@
 """One experiment of a call: its stages, and what later ones take from the results of earlier ones."""
+import math
 from statistics import mean, median
 
 from jobs import Jobs, human_time
@@ -20,15 +21,19 @@ class Work:
     def unfinished(self, runs):
         return [run for run in runs if run.key not in self.session.ledger.finished]
 
-    # ---- choices
-
     def rate_of(self, arm):
         """The best factor of the arm's sweep; 1 without a finished sweep, None where all rates diverged."""
         if not self.planner.rates or 'from' in self.experiment.arms[arm]: return 1.0
         if arm not in self._rates:
             runs = [run for run in self.runs('sweep') if run.arm == arm]
             if self.unfinished(runs): return 1.0
-            self._rates[arm] = best_rate(runs, self.session.ledger)
+            losses = {}
+            for run in runs:   # the mean over seeds, without rates of diverged runs
+                record = self.session.ledger.finished[run.key]
+                loss = record['result']['val_loss'] if record['event'] == 'done' else None
+                losses.setdefault(run.factor, []).append(math.inf if loss is None else loss)
+            best = min(losses, key=lambda factor: mean(losses[factor]))
+            self._rates[arm] = best if mean(losses[best]) < math.inf else None
         return self._rates[arm]
 
     def steps_of(self, run):
@@ -38,42 +43,38 @@ class Work:
         if self.session.options.dry_run or self.unfinished(rounds): return round(run.steps / self.planner.relative_seconds(run.arm))
         return round(run.steps / median(self.session.ledger.finished[one.key]['result']['ratio'] for one in rounds))
 
-    # ---- the plan in words
-
     def describe(self):
-        """Print runs and hours of every stage, or of --stage; return (runs, hours) that are neither finished nor counted by an
-        experiment before. Refuses options that a built trainer does not take, before hours of runs (at scale smoke the runs
+        """Print runs and hours of every stage, or of --stage; return the runs that are neither finished nor counted by an experiment
+        before. Refuses options that a built trainer does not take, before hours of runs (at scale smoke the runs
         themselves show them as soon)."""
-        s, o, total = self.session, self.session.options, [0, 0.0]
+        s, o, left = self.session, self.session.options, []
         print(f'== {self.experiment.name}, scale {o.scale}: {self.experiment.title}')
         print(f'   arms: {", ".join(self.planner.arms)}; baseline {self.experiment.baseline}')
         for stage in self.asked_stages():
-            runs = self.asked(stage, self.runs(stage))
+            runs = self.asked_runs(stage)
             unfinished = self.unfinished(runs)
             todo = [run for run in unfinished if run.key not in s.planned]
             s.planned.update(run.key for run in todo)
+            left += todo
             for run in todo:
                 if run.kind in ('train', 'turns') and o.scale != 'smoke': s.printed(run)
             seconds, shared = sum(run.seconds for run in todo), len(unfinished) - len(todo)
             print(f'   {stage}: {len(runs)} runs, {len(runs) - len(unfinished)} finished'
                   + (f', {shared} shared with what is above' if shared else '') + f'; {seconds / 3600:.2f} hours of runs left, '
                   f'{human_time(seconds / len(s.at))} at {len(s.at)} at once')
-            total = [total[0] + len(todo), total[1] + seconds / 3600]
         print(f'   step times: {self.planner.table["estimate"]}')
-        return total
+        return left
 
     def asked_stages(self):
         """All stages, or the one of --stage."""
         return [stage for stage in self.planner.stages() if self.session.options.stage in (None, stage)]
 
-    def asked(self, stage, runs):
+    def asked_runs(self, stage):
         """All runs of a stage, or the one of --run."""
-        number = self.session.options.run
+        runs, number = self.runs(stage), self.session.options.run
         if number is None: return runs
         if not 0 <= number < len(runs): raise Refused(f'--run {number}: stage {stage} has runs 0 to {len(runs) - 1}')
         return [runs[number]]
-
-    # ---- performing it
 
     def perform(self):
         """Perform stage after stage; return the exit code."""
@@ -81,9 +82,8 @@ class Work:
         for stage in self.asked_stages():
             if stage != 'sweep' and self.planner.rates: self.require_finished('sweep')
             if stage == 'seconds': self.require_finished('timing')
-            runs = self.runs(stage)
+            runs = self.asked_runs(stage)
             self.require_origins(runs)
-            runs = self.asked(stage, runs)
             self.label(runs)
             jobs = Jobs(self.session, self.say, keep_weights, alone=any(run.kind in TIMED for run in runs))
             complete = jobs.perform(runs)
@@ -117,13 +117,3 @@ class Work:
             elif factor in (min(self.planner.rates), max(self.planner.rates)):
                 self.say(f'   {arm}: best at {factor:g} x, AN END POINT of the sweep: its best rate may lie beyond')
             else: self.say(f'   {arm}: best at {factor:g} x the rate')
-
-
-def best_rate(runs, ledger):
-    """The factor with the lowest mean loss over the sweep's seeds, without rates of diverged runs; None without any other."""
-    losses = {}
-    for run in runs:
-        record = ledger.finished[run.key]
-        losses.setdefault(run.factor, []).append(record['result']['val_loss'] if record['event'] == 'done' else None)
-    sound = {factor: mean(of) for factor, of in losses.items() if None not in of}
-    return min(sound, key=sound.get) if sound else None
