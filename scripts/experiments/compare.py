@@ -165,7 +165,7 @@ def main(arguments=None):
     settings = ['all', '--out', str(out), '--ledger', str(out / 'ledger.jsonl'), '--jobs', str(options.jobs)]
     settings += (['--data', str(data)] if data else []) + (['--cpu'] if options.cpu else [])
     work = Work(Session(runner.parse(settings)), plan, runner.say)
-    for run in work.runs(work.planner.stages()[0]):   # refuses options that a trainer does not take, before the baseline has trained
+    for run in work.runs(work.planner.stages()[0]):   # refuses options that a trainer lacks before the baseline trains
         if work.session.printed(run) is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
     code = work.perform()
     if code == 0: show(work)

@@ -103,15 +103,15 @@ def write_lines(path, objects):
 
 
 def write(task, data, folder, tokenizer='bytes'):
-    """Write all files of a task (kind, mask) from the folder `data`, in bytes or in the tokens of a tokenizer.json; return the numbers
-    of examples to train on and of those held out."""
+    """Write all files of a task (kind, mask) from the folder `data`, in bytes or in the tokens of a tokenizer.json; return how many
+    examples are for training, and how many are held out."""
     source, (read, _, labels) = source_of(task['kind'], data), KINDS[task['kind']]
     mask, folder = task.get('mask', True), Path(folder)
     try:
         examples = sorted(read(source), key=lambda example: hashlib.sha256('\n'.join(example).encode()).hexdigest())
     except (OSError, EOFError, ValueError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
         raise Refused(f'{source}: {error}', EXIT_DATA) from error
-    if unknown := {label for _, label in examples}.difference(labels): raise Refused(f'{source}: has the classes {unknown}', EXIT_DATA)
+    if odd := {label for _, label in examples}.difference(labels): raise Refused(f'{source}: has the classes {odd}', EXIT_DATA)
     held_out, training = examples[HELD_OUT - 1::HELD_OUT], [one for n, one in enumerate(examples, 1) if n % HELD_OUT]
     for part, of_part in (('held_out', held_out), ('training', training)):
         write_lines(folder / part / 'examples.jsonl', [

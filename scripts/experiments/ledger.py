@@ -116,8 +116,8 @@ def append_whole(file, lines):
 
 
 def lock(path, shared=False):
-    """An open file with a lock that is held until every process with the file has closed it; None while another one holds it. Trainers
-    inherit that of their run, so that the run of a killed run.py stays locked until its trainer has ended."""
+    """An open file with a lock that is held until every process with the file has closed it; None while another one holds it.
+    Trainers inherit that of their run, so that the run of a killed run.py stays locked until its trainer has ended."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, 'a')
     try:

@@ -24,13 +24,6 @@ def named(values):
     return '; '.join(found[:SHORT]) + (f' and {len(found) - SHORT} more' if len(found) > SHORT else '')
 
 
-def describe_model(e, scale):
-    """A function from the name of a model to words: presets keep their name, other shapes are described."""
-    shapes = {shape_name(of['model']): of['model'] for of in [e.scales[scale], *e.settings.values()] if 'model' in of}
-    shape = '{num_hidden_layers} layers of {hidden_size}, {num_attention_heads} heads, {num_key_value_heads} of keys and values'
-    return lambda name: shape.format(**shapes[name]) if name in shapes else name
-
-
 class Section:
     """The runs of an experiment at a scale, and what a report says of them."""
 
@@ -47,14 +40,17 @@ class Section:
         self.tables, self.folded = self._tables()
 
     def setup(self):
-        """[(what, words)] of the runs."""
+        """[(what, words)] of the runs. A model that is no preset is described by its shape."""
+        e = self.experiment
+        shape = '{num_hidden_layers} layers of {hidden_size}, {num_attention_heads} heads, {num_key_value_heads} of keys and values'
+        shapes = {shape_name(of['model']): of['model'] for of in [e.scales[self.scale], *e.settings.values()] if 'model' in of}
         reported = self.runs[~self.runs.stage.isin(['sweep', *UNTRAINED])]
         final = self.runs if reported.empty else reported
         results = [record['result'] for record in final.record]
         option = lambda name, of=final: {record.get('options', {}).get(name) for record in of.record} - {None}
         swept, until = option('lr', self.sweep), span(option('dense-until'))
         found = {
-            'model': named(map(describe_model(self.experiment, self.scale), sorted(option('model')))),
+            'model': named(shape.format(**shapes[name]) if name in shapes else name for name in sorted(option('model'))),
             'parameters': span(r.get('parameters') for r in results),
             'tokens of a run': span(r['validation'][-1][1] for r in results if r.get('validation')),
             'optimiser steps': span(r.get('steps') for r in results),
@@ -62,7 +58,7 @@ class Section:
             'window': span(option('window')) + (f', dense until row {until}' if until else ''),
             'learning rate': span(option('lr'), '{:g}')
             + (f', of {span(swept, "{:g}")} in the sweep' if swept and not reported.empty else ''),
-            'data': named([self.experiment.scales[self.scale].get('data', 'bundled'),
+            'data': named([e.scales[self.scale].get('data', 'bundled'),
                            *sorted({record.get('data_hash', '') for record in final.record})]),
             'rounds' if self.runs.stage.isin(TIMED).all() else 'seeds': span(set(final.seed)),
             'machines': named(r.get('machine', '') for r in results),
@@ -84,7 +80,8 @@ class Section:
     def lines(self):
         """The sentence of each finding; the first one of a claim adds the words of its source."""
         before = [None, *(one.claim for one in self.findings)]
-        return [one.line + ('' if one.claim is last else f' As read: {one.claim["read"]}.') for one, last in zip(self.findings, before)]
+        return [one.line + (f' As read: {one.claim["read"]}.' if one.claim is not last else '')
+                for one, last in zip(self.findings, before)]
 
     def _tables(self):
         """(tables, tables to fold away), each (title, DataFrame)."""

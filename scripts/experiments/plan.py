@@ -36,7 +36,8 @@ KEYS = {   # of each kind of table: those that it must have, and others
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
     'sweep': (set(), {'rates', 'seeds'}),
     'scale': ({'lr', 'seeds', 'seconds_per_step', 'estimate'},
-              {'data', 'model', 'options', 'sweep_options', 'arms', 'rates', 'arm_options', 'relative_seconds', 'mixed', 'released'}),
+              {'data', 'model', 'options', 'sweep_options', 'arms', 'rates', 'arm_options', 'relative_seconds', 'mixed',
+               'released'}),
 }
 
 # Options without effect on reading a text, and those that ./generate takes: the variant's settings are in the checkpoint.

@@ -43,15 +43,10 @@ def engine_commit():
     return commit + ('+' + hashlib.sha256(changed.encode()).hexdigest()[:8] if changed else '')
 
 
-def name_of(kind, *made_of):
-    """The folder of generated data: its kind, and a hash of all that decides its bytes."""
-    text = json.dumps([GENERATOR, *made_of], sort_keys=True)
-    return f'{kind}-{hashlib.sha256(text.encode()).hexdigest()[:10]}'
-
-
-def task_name(task):
-    """The folder of a task of tasks.py."""
-    return name_of(task['kind'], task)
+def task_name(task, *made_of):
+    """The folder of a task, or of labelled examples: its kind, and a hash of all that decides its bytes."""
+    text = json.dumps([GENERATOR, task, *made_of], sort_keys=True)
+    return f'{task["kind"]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}'
 
 
 def sha256_of(path):
@@ -63,8 +58,6 @@ class Data:
 
     def __init__(self, out, given=None):
         self.out, self.given = Path(out), Path(given).resolve() if given else None
-
-    # ---- hashes
 
     def hash_of(self, run):
         """Hash of the data of a run: of the bytes of files, or of what a task is generated from; 'unknown' without --data."""
@@ -90,8 +83,6 @@ class Data:
         cache_path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(cache_path, json.dumps(cache).encode())
         return whole.hexdigest()[:12]
-
-    # ---- texts
 
     def folder(self, name):
         """The folder of a text's shards. Those in the tokens of a released model stand beside its weights."""
@@ -159,8 +150,6 @@ class Data:
                 shutil.rmtree(made)
         return folder / common_glob(sorted(folder.glob('*_train_*.bin')))
 
-    # ---- tasks and labelled examples
-
     def _task_options(self, task):
         folder = self.out / 'data' / task_name(task)
         if not (folder / 'items.bin').exists():
@@ -174,15 +163,15 @@ class Data:
         name = labelled.KINDS[task['kind']][1]
         path = self.given / name if name and self.given else None
         tokenizer = [sha256_of(self._tokenizer())] if task.get('tokens') and self.given else []
-        return name_of(task['kind'], task, LABELLED, sha256_of(path) if path and path.exists() else name, *tokenizer)
+        return task_name(task, LABELLED, sha256_of(path) if path and path.exists() else name, *tokenizer)
 
     def _labelled_options(self, task):
         labelled.source_of(task['kind'], self.given)
         folder = self.out / 'data' / self._labelled_name(task)
         if not (folder / 'items.jsonl').exists():
             labelled.write(task, self.given, folder, self._tokenizer() if task.get('tokens') else 'bytes')
-        return {'train-data': str(folder / 'training/labelled_train_*.bin'), 'val-data': str(folder / 'held_out/labelled_train_*.bin'),
-                'eval-data': str(folder / 'items.jsonl')}
+        return {'train-data': str(folder / 'training/labelled_train_*.bin'),
+                'val-data': str(folder / 'held_out/labelled_train_*.bin'), 'eval-data': str(folder / 'items.jsonl')}
 
     def _tokenizer(self):
         """The tokenizer.json of the text in the folder of --data."""

@@ -85,7 +85,10 @@ def result_of(folder, printed=''):
     if FLOPS in rows: result['flops_per_token'] = flops_of(rows)
     result |= {key: config[key] for key in ('machine', 'blas', 'flops_per_token', 'binary_hash') if config.get(key)}
     if config.get('data_hash'): result['data_read'] = config['data_hash']   # of the shards that were read; the plan's is of files
-    result |= evaluations(events) | attention(events['attention'])
+    result |= evaluations(events)
+    for key in ('entropy', 'gate', 'mass_95', 'mass_99'):   # means over layers and heads
+        points = [[r['step'], round(mean(found), 4)] for r in events['attention'] if (found := finite_numbers(r.get(key)))]
+        if points: result[key] = points
     result |= {key: turns[key] for key in OF_ROUNDS if key in turns}
     result |= {key: value for key, value in writes.items() if key not in ('event', 'step')}
     if why := diverged(result, steps, config): result['diverged'] = why
@@ -110,7 +113,7 @@ def diverged(result, steps, config):
 
 
 def evaluations(events):
-    """Last accuracy and macro F1 of every file of items; [[middle of a bin of positions, loss], ...] of the last evaluation, without
+    """Last accuracy and macro F1 of every file of items; [[middle of a bin of positions, loss], ...] of the last evaluation without
     bins whose targets are all masked; shares that --attention psa or adaspa has read, of the validation tokens or of items."""
     found, of_items = {}, [r for r in events['evaluation'] if 'task' in r]
     if of_items: found['accuracy'] = {r['task']: r.get('acc_sum') for r in of_items}
@@ -120,10 +123,3 @@ def evaluations(events):
     if read := {r['of']: {key: r.get(key) for key in ('pairs_read', 'mass_kept')} for r in events['sparse_reading'] if 'of' in r}:
         found['sparse_reading'] = read
     return found
-
-
-def attention(records):
-    """Curves of mean entropy, gates and concentration over layers and heads."""
-    curves = {key: [[r['step'], round(mean(found), 4)] for r in records if (found := finite_numbers(r.get(key)))]
-              for key in ('entropy', 'gate', 'mass_95', 'mass_99')}
-    return {key: points for key, points in curves.items() if points}

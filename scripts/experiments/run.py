@@ -78,7 +78,8 @@ def main(arguments=None):
         programs = {f'train_{one.experiment.arms[arm].get("variant", arm)}' for one in work for arm in one.planner.arms}
         build(sorted(programs | {'generate' for one in work if 'writes' in one.planner.stages()}))
     left = [run for one in work for run in one.describe()]
-    print(f'together: {len(left)} runs, {sum(run.seconds for run in left) / 3600:.2f} hours of runs left; ledger {session.ledger.path}')
+    hours = sum(run.seconds for run in left) / 3600
+    print(f'together: {len(left)} runs, {hours:.2f} hours of runs left; ledger {session.ledger.path}')
     if options.dry_run: return 0
     worst = 0
     for one in work:

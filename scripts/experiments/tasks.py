@@ -1,8 +1,8 @@
 """Tasks whose answers stand far back: token shards in bytes with a mask of the answers, and items that count them.
 
 Each row of T tokens begins with the end-of-text token; --shuffle 0 --seq-len T reads one row as one sequence. Unused places hold dots.
-Writes task_train_000001.bin and task_val_000000.bin, task_manifest.json, and items.bin for --eval-data: one answer token per row with
-all possible symbols as choices (16 of a large vocabulary), so that chance is one over their number.
+Writes task_train_000001.bin and task_val_000000.bin, task_manifest.json, and items.bin for --eval-data: one answer token per row
+with all possible symbols as choices (16 of a large vocabulary), so that chance is one over their number.
 
 Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (2312.04927).
 """

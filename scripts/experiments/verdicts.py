@@ -128,8 +128,8 @@ def tell_ratio(claim, name, ratios, verdict, scale, where):
 
 
 def find(claims, report):
-    """Findings of every claim, one for each setting with runs of both arms: from paired seeds for nats, else from interleaved rounds,
-    whose ratios are all to the baseline."""
+    """Findings of every claim, one for each setting with runs of both arms: from paired seeds for nats, else from interleaved
+    rounds, whose ratios are all to the baseline."""
     for claim in claims:
         e, arm, against = report.experiments.get(claim['experiment']), claim['arm'], claim['against']
         if e is None: continue

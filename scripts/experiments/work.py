@@ -44,8 +44,8 @@ class Work:
         return round(run.steps / median(self.session.ledger.finished[one.key]['result']['ratio'] for one in rounds))
 
     def describe(self):
-        """Print runs and hours of every stage, or of --stage; return the runs that are neither finished nor counted by an experiment
-        before. Refuses options that a built trainer does not take, before hours of runs (at scale smoke the runs
+        """Print runs and hours of every stage, or of --stage; return the runs that are neither finished nor counted by an
+        experiment before. Refuses options that a built trainer does not take, before hours of runs (at scale smoke the runs
         themselves show them as soon)."""
         s, o, left = self.session, self.session.options, []
         print(f'== {self.experiment.name}, scale {o.scale}: {self.experiment.title}')
