@@ -189,7 +189,15 @@ def save(figure, path, dpi):
     if path.suffix[1:].lower() not in ['', *formats]:
         print(f'{path}: no format {path.suffix}; there are: {", ".join(sorted(formats))}', file=sys.stderr)
         sys.exit(2)
-    figure.savefig(path, dpi=dpi)
+    final = path if path.suffix else path.with_name(path.name + '.png')
+    unfinished = final.with_name(f'{final.name}.{os.getpid()}.tmp')
+    unfinished.unlink(missing_ok=True)
+    try:
+        with open(unfinished, 'xb') as file:   # new, and renamed: a link of either name is replaced, not followed
+            figure.savefig(file, dpi=dpi, format=final.suffix[1:].lower())
+        unfinished.replace(final)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def labels_of(paths, given):
