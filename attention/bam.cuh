@@ -13,12 +13,12 @@
 #include "attention/kernel/layer.h"
 #include "attention/scores/head_scalars.cuh"
 
-struct bam : Policy {
+struct bam : HeadScalars<bam> {
     static constexpr const char* name = "bam";
     Slot shape, scale;   // (NH)
     int NH;
 
-    bam(const Config& config, int layer) : Policy(config, layer), NH(config.NH) {}
+    bam(const Config& config, int layer) : HeadScalars(config, layer), NH(config.NH) {}
 
     Form form() const { return {.rotates = false}; }
 
@@ -68,16 +68,6 @@ struct bam : Policy {
     template <class N>
     static constexpr N head_scalar_slope(N weight, int n) {
         return n == 0 ? exp_of(weight) : N(1);
-    }
-
-    template <class Device, class X>
-    void preprocess(Device device, const LayerInputs<X>&, const X* weights, ScoreInputs<X>& score_inputs) const {
-        head_scalars_forward(device, score_inputs.head, *this, weights, NH);
-    }
-    template <class Device, class X>
-    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
-                             ScoreInputGradients<X>& g) const {
-        head_scalars_backward(device, g.dweights, *this, weights, g.of.head, in.B, NH);
     }
 
     // ---- the formula without the hooks

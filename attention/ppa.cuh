@@ -13,12 +13,12 @@
 #include "attention/kernel/layer.h"
 #include "attention/scores/head_scalars.cuh"
 
-struct ppa : Policy {
+struct ppa : HeadScalars<ppa> {
     static constexpr const char* name = "ppa";
     Slot rho, scale;   // (NH)
     int NH;
 
-    ppa(const Config& config, int layer) : Policy(config, layer), NH(config.NH) {}
+    ppa(const Config& config, int layer) : HeadScalars(config, layer), NH(config.NH) {}
 
     void declare(TensorList& list, const std::string& prefix) {
         std::vector<double> slopes;
@@ -55,16 +55,6 @@ struct ppa : Policy {
     template <class N>
     static constexpr N head_scalar_slope(N weight, int) {
         return sigmoid(weight);
-    }
-
-    template <class Device, class X>
-    void preprocess(Device device, const LayerInputs<X>&, const X* weights, ScoreInputs<X>& score_inputs) const {
-        head_scalars_forward(device, score_inputs.head, *this, weights, NH);
-    }
-    template <class Device, class X>
-    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
-                             ScoreInputGradients<X>& g) const {
-        head_scalars_backward(device, g.dweights, *this, weights, g.of.head, in.B, NH);
     }
 
     // ---- the formula without the hooks

@@ -75,3 +75,22 @@ void head_scalars_backward(GPU device, float* dweights, const P& policy, const X
 }
 
 #endif
+
+/// Base of a mechanism that has such scalars and no other features; NH is its number of heads.
+template <class Mechanism>
+struct HeadScalars : Policy {
+    using Policy::Policy;
+
+    template <class Device, class X>
+    void preprocess(Device device, const LayerInputs<X>&, const X* weights, ScoreInputs<X>& to) const {
+        head_scalars_forward(device, to.head, mechanism(), weights, mechanism().NH);
+    }
+    template <class Device, class X>
+    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
+                             ScoreInputGradients<X>& g) const {
+        head_scalars_backward(device, g.dweights, mechanism(), weights, g.of.head, in.B, mechanism().NH);
+    }
+
+private:
+    const Mechanism& mechanism() const { return static_cast<const Mechanism&>(*this); }
+};
