@@ -32,7 +32,7 @@ from work import Work
 
 DEFAULTS = {'model': 'qwen-1m', 'seq-len': 512, 'batch-size': 8, 'steps': 500, 'lr': 4e-3, 'window': 32, 'dense-until': 64,
             'val-batches': 1000}
-BUNDLED = 'data/bundled/sotu_manifest.json'   # trainers read it where no text is given
+BUNDLED = 'data/bundled/sotu_manifest.json'   # trainers read it where no text is given, and when options are tried
 # Options of a trainer that the plan sets, so that an arm would be compared with itself.
 DECIDED = {'lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config',
            'evaluate', 'dry-run', 'show-mask'}
@@ -165,6 +165,7 @@ def main(arguments=None):
     settings = ['all', '--out', str(out), '--ledger', str(out / 'ledger.jsonl'), '--jobs', str(options.jobs)]
     settings += (['--data', str(data)] if data else []) + (['--cpu'] if options.cpu else [])
     work = Work(Session(runner.parse(settings)), plan, runner.say)
+    if not (ROOT / BUNDLED).exists(): raise Refused(f'{BUNDLED} is not there, on which options are tried; make {BUNDLED}', EXIT_DATA)
     for run in work.runs(work.planner.stages()[0]):   # refuses options that a trainer lacks before the baseline trains
         if work.session.printed(run) is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
     code = work.perform()

@@ -115,7 +115,7 @@ class Experiment:
                 raise Refused(f'{self.path}: cannot be read: {error}') from error
         self._check_keys('experiment', '', table)
         vars(self).update(DEFAULTS | table)   # the keys of the table are attributes
-        self.compare = [(arm, against) for arm, against in self.compare]   # beside each arm against the baseline
+        self.compare = [tuple(pair) for pair in self.compare]   # (arm, against), beside each arm against the baseline
         for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
             for of, inner in tables.items(): self._check_keys(kind, f'{kind}s.{of}', inner)
         self._check_keys('sweep', 'sweep', self.sweep)
@@ -125,12 +125,15 @@ class Experiment:
     def _check_keys(self, kind, where, table):
         """Refuse unknown and missing keys."""
         (needed, others), place = KEYS[kind], f' in [{where}]' if where else ''
+        if not isinstance(table, dict): raise Refused(f'{self.path}: {where} is no table')
         if unknown := set(table) - needed - others:
             raise Refused(f'{self.path}: unknown key {min(unknown)}{place}; there are: {", ".join(sorted(needed | others))}')
         if missing := needed - set(table): raise Refused(f'{self.path}: lacks the key {min(missing)}{place}')
 
     def _check_names(self):
         """Refuse names of arms, scales and settings that do not exist."""
+        for pair in self.compare:
+            if len(pair) != 2: raise Refused(f'{self.path}: compare is a list of [arm, against]; there is {list(pair)}')
         tables = [*self.arms.values(), *self.settings.values(), *self.scales.values()]
         arms = [self.baseline, *(arm for pair in self.compare for arm in pair), *self.relative_seconds]
         arms += [arm for table in tables for key in ('arms', 'arm_options', 'relative_seconds') for arm in table.get(key, [])]
