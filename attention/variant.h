@@ -21,7 +21,7 @@
 struct LayerFacts : Traits, Form {
     Features features{};
     bool decodes = false;           // LayerPasses::make_cache() may be called
-    bool reads_keys_only = false;   // reads_keys_only() in attention/layer_of.h
+    bool reads_keys_only = false;   // decode needs the rotated keys and the values alone: CpuPasses::attend() may be called
     bool reports_pairs = false;     // CpuPasses::sees() may be called
     bool expects_at_most = false;   // expected_pairs() is an upper bound, as the number depends on the data
     std::vector<std::string> branch_names{};   // at least one: "" where the layer has a single softmax
