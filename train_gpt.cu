@@ -92,7 +92,7 @@ bool train_step(Run<Device, X>& run, Loader& loader, int64_t step, double target
     if (run.replicas) run.replicas->require_unchanged(device, run.ranks, step);
     gpt_update(device, gpt, adamw, step);
     if (gpt.sharded()) run.collectives->all_gather(device, gpt.weights, gpt.shards);
-    if (run.replicas) run.replicas->remember(device);
+    if (run.replicas) run.replicas->remember_update(device);
     return true;
 }
 

@@ -3,6 +3,7 @@
 
 #include "model/run/replicas.cuh"
 #include "model/run/start.h"
+#include "tests/temporary_folder.h"
 #include "tests/whole_model.h"
 
 namespace {
@@ -25,7 +26,7 @@ void flip(float& x, int bit) { x = std::bit_cast<float>(std::bit_cast<uint32_t>(
 TEST_CASE("checksums: any flipped bit changes the sum of its piece and of no other", "[ranks]") {
     std::vector<float> x(1000);
     for (size_t i = 0; i < x.size(); i++) x[i] = i % 3 ? 0.0f : float(i) / 7;
-    const std::vector<Span> pieces = {{0, 300}, {300, 301}, {301, 1000}};
+    const std::vector<Piece> pieces = {{0, 300}, {300, 301}, {301, 1000}};
     const Checksums<CPU> checksums(CPU{}, pieces);
     const std::vector<uint64_t> before = checksums.of(CPU{}, x.data());
     for (size_t i : {0, 299, 300, 301, 998, 999})
@@ -43,10 +44,10 @@ TEST_CASE("replicas: a flipped bit of a weight or moment that only one rank keep
     gpt.allocate(CPU{});
     ReplicaCheck<CPU, float> check(CPU{}, gpt);
     const Ranks ranks;
-    check.remember(CPU{});
+    check.remember_update(CPU{});
     CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
     const Tensor& tensor = *std::next(gpt.net.tensors.begin(), 3);
-    const std::vector<Span> own = pieces_of(gpt.net.tensors, gpt.shards).spans;
+    const std::vector<Piece> own = pieces_of(gpt.net.tensors, gpt.shards).pieces;
     for (auto& [array, at, words] : {std::tuple{gpt.weights, tensor.slot.offset + 1, "the weights of " + tensor.name},
                                      {gpt.m, own.back().begin, std::string("the first moments of ")},
                                      {gpt.v, own.front().begin, std::string("the second moments of ")}}) {
@@ -60,16 +61,56 @@ TEST_CASE("replicas: a flipped bit of a weight or moment that only one rank keep
     }
 }
 
+TEST_CASE("replicas: a bit that flips while a checkpoint is saved is named, and the checkpoint gets no name", "[ranks]") {
+    const TemporaryFolder folder;
+    GPT<CPU, float> gpt(Variants(*all_variants()[0], {}), config_of({}), 2, 9, Mode::training, Recompute::nothing);
+    gpt.allocate(CPU{});
+    ReplicaCheck<CPU, float> check(CPU{}, gpt);
+    Ranks ranks;
+    const Tensor& tensor = *std::next(gpt.net.tensors.begin(), 3);
+    for (auto& [array, words] : {std::pair{gpt.weights, "the weights of "}, {gpt.m, "the first moments of "}, {gpt.v, "the second moments of "}}) {
+        float& flipped = array[tensor.slot.offset + 1];
+        TrainerState state;
+        for (bool before : {true, false}) {   // before or after the file is written
+            const std::vector<uint64_t> sums = check.sums_to_save(CPU{}, ranks);
+            if (before) flip(flipped, 7);
+            const auto save = [&](int bit) {
+                save_checkpoint(folder.path(), gpt.net.config, gpt.net.tensors, gpt.weights, gpt.m, gpt.v, state, nullptr, {}, {}, {}, [&] {
+                    flip(flipped, bit);
+                    check.require_saved(sums, gpt.weights, gpt.m, gpt.v);
+                });
+            };
+            const std::string sentence = complaint_of([&] { save(before ? 8 : 7); });
+            CHECK(sentence.find("on rank 0, " + (words + tensor.name) + " changed while a checkpoint was saved") == 0);
+            CHECK(std::filesystem::is_empty(folder.path()));
+            flip(flipped, 7);
+            if (before) flip(flipped, 8);
+        }
+    }
+    CHECK(complaint_of([&] { check.require_saved(check.sums_to_save(CPU{}, ranks), gpt.weights, gpt.m, gpt.v); }) == "");
+}
+
 TEST_CASE("replicas: the pieces of all shards are every element of every tensor, once", "[ranks]") {
     const Variants variants(*all_variants()[0], {});
     const Qwen net(variants, config_of({}));
     for (int count : {1, 2, 3}) {
-        std::map<std::string, size_t> elements;
+        std::vector<size_t> elements(net.tensors.count());
+        std::vector<uint64_t> sums(elements.size()), expected(elements.size());
+        std::vector<float> flat(net.tensors.size() + 1000);
+        for (size_t i = 0; i < flat.size(); i++) flat[i] = 1 / float(i + 1);
         for (int s = 0; s < count; s++) {
-            const NamedPieces own = pieces_of(net.tensors, Shards(net.tensors.size(), s, count, 480));
-            for (size_t p = 0; p < own.spans.size(); p++) elements[own.names[p]] += own.spans[p].size();
+            const Shards shards(net.tensors.size(), s, count, 480);
+            std::vector<float> stored;
+            for (size_t k = 0; k < shards.buckets(); k++) stored.insert(stored.end(), &flat[shards.own(k).begin], &flat[shards.own(k).end]);
+            const TensorPieces own = pieces_of(net.tensors, shards);
+            for (size_t p = 0; p < own.pieces.size(); p++) elements[own.tensors[p]] += own.pieces[p].size();
+            own.add_up(Checksums<CPU>(CPU{}, own.pieces).of(CPU{}, stored.data()).data(), sums.data());
         }
-        for (const Tensor& tensor : net.tensors) CHECK(elements[tensor.name] == tensor.slot.size);
+        const TensorPieces whole = pieces_of(net.tensors);
+        whole.add_up(Checksums<CPU>(CPU{}, whole.pieces).of(CPU{}, flat.data()).data(), expected.data());
+        CHECK(sums == expected);
+        size_t number = 0;
+        for (const Tensor& tensor : net.tensors) CHECK(elements[number++] == tensor.slot.size);
     }
 }
 

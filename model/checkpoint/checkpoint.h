@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,11 +50,11 @@ struct SavedCheckpoint {
 /// README.md is a model card, for people to edit: the manifest does not list it. Models that transformers does not compute itself carry
 /// modeling_files().
 /// On failure the unfinished folder is removed and all earlier checkpoints are unchanged. `on_piece` is called after each piece that is
-/// written, synced or verified.
+/// written, synced or verified, and `on_written` before the folder gets its name, which it may prevent by throwing.
 SavedCheckpoint save_checkpoint(const std::filesystem::path& out_dir, const Config& config, const TensorList& list,
                                 const float* weights, const float* exp_avg, const float* exp_avg_sq, const TrainerState& state,
                                 const Tokenizer* tokenizer, const std::filesystem::path& tokenizer_from = {}, const RunFacts& facts = {},
-                                const OnPiece& on_piece = {});
+                                const OnPiece& on_piece = {}, const std::function<void()>& on_written = {});
 
 /// Moves the checkpoints of steps after `step` into out_dir/superseded, which --resume ignores. They belong to a run that is abandoned by a
 /// fresh one (step < 0: its log and options are linked there, too) or by one from an earlier step. Earlier contents of superseded/ are

@@ -248,7 +248,8 @@ void verify(const fs::path& path, const ManifestFile& expected, const OnPiece& o
 
 SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights,
                                 const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const Tokenizer* tokenizer,
-                                const fs::path& tokenizer_from, const RunFacts& facts, const OnPiece& on_piece) {
+                                const fs::path& tokenizer_from, const RunFacts& facts, const OnPiece& on_piece,
+                                const std::function<void()>& on_written) {
     std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
     texts.push_back({"README.md", model_card(config, list, weights, state, facts), false});
     std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.safetensors", {}}};
@@ -270,6 +271,7 @@ SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, c
             fail(Exit::checkpoint, temporary.string(), ": cannot be created (", error.message(), ")");
         write_files(temporary, texts, tensor_files, on_piece);
         verify_checkpoint(temporary, on_piece);
+        if (on_written) on_written();
         set_later_ones_aside(out_dir, state.step);
         take_final_name(temporary, final_path);
     } catch (...) {

@@ -1,5 +1,5 @@
 // Checksums of arrays in device memory, piece by piece. Equal arrays have equal sums, and a change of one element always changes the sum
-// of its piece. Element i with the bits b adds b (2 i + 1) modulo 2^64, so that threads may add in any order.
+// of its piece. Element i with the bits b adds b (2 i + 1) modulo 2^64, so that threads and ranks may add in any order.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -17,6 +17,13 @@ constexpr uint64_t checksum_term(const X& x, size_t i) {
     return uint64_t(std::bit_cast<BitsOf<X>>(x)) * (2 * uint64_t(i) + 1);
 }
 
+/// Elements [begin, end) of a stored array, of which the first is element `number` of the array that the sums are of.
+struct Piece {
+    size_t begin, end;
+    size_t number = begin;
+    size_t size() const { return end - begin; }
+};
+
 /// Sums over pieces of arrays with the same layout.
 template <class Device>
 class Checksums;
@@ -24,8 +31,7 @@ class Checksums;
 template <>
 class Checksums<CPU> {
 public:
-    /// Adds elements [begin, end) as a piece.
-    Checksums(CPU, std::vector<Span> pieces) : pieces_(std::move(pieces)) {}
+    Checksums(CPU, std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
 
     /// The sum of each piece of x.
     template <class X>
@@ -33,15 +39,16 @@ public:
         std::vector<uint64_t> sums(pieces_.size());
         #pragma omp parallel for schedule(dynamic)
         for (size_t p = 0; p < pieces_.size(); p++) {
+            const auto [begin, end, number] = pieces_[p];
             uint64_t sum = 0;
-            for (size_t i = pieces_[p].begin; i < pieces_[p].end; i++) sum += checksum_term(x[i], i);
+            for (size_t i = begin; i < end; i++) sum += checksum_term(x[i], number + (i - begin));
             sums[p] = sum;
         }
         return sums;
     }
 
 private:
-    std::vector<Span> pieces_;
+    std::vector<Piece> pieces_;
 };
 
 #ifdef WITH_GPU
@@ -49,14 +56,14 @@ inline constexpr int CHECKSUM_THREADS = 256;
 
 /// Block p: sums[p] of piece p. The threads' sums meet in shared memory.
 template <class X>
-__global__ void __launch_bounds__(CHECKSUM_THREADS) checksum_kernel(uint64_t* sums, const X* x, const Span* pieces) {
+__global__ void __launch_bounds__(CHECKSUM_THREADS) checksum_kernel(uint64_t* sums, const X* x, const Piece* pieces) {
     struct Shared {
         uint64_t of_threads[CHECKSUM_THREADS];
     };
     auto& shared = dynamic_shared<Shared>();
-    const Span piece = pieces[blockIdx.x];
+    const Piece piece = pieces[blockIdx.x];
     uint64_t sum = 0;
-    for (size_t i = piece.begin + threadIdx.x; i < piece.end; i += CHECKSUM_THREADS) sum += checksum_term(x[i], i);
+    for (size_t i = piece.begin + threadIdx.x; i < piece.end; i += CHECKSUM_THREADS) sum += checksum_term(x[i], piece.number + (i - piece.begin));
     shared.of_threads[threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -67,9 +74,9 @@ __global__ void __launch_bounds__(CHECKSUM_THREADS) checksum_kernel(uint64_t* su
 template <>
 class Checksums<GPU> {
 public:
-    Checksums(GPU device, const std::vector<Span>& pieces) : count_(pieces.size()) {
+    Checksums(GPU device, const std::vector<Piece>& pieces) : count_(pieces.size()) {
         for (int pass = 0; pass < 2; pass++) {   // the first pass computes the size
-            pieces_ = memory_.take<Span>(count_), sums_ = memory_.take<uint64_t>(count_);
+            pieces_ = memory_.take<Piece>(count_), sums_ = memory_.take<uint64_t>(count_);
             if (pass == 0) memory_.allocate();
         }
         to_device(device, pieces_, pieces.data(), count_);
@@ -88,7 +95,7 @@ public:
 private:
     size_t count_;
     Arena<GPU> memory_;
-    Span* pieces_ = nullptr;
+    Piece* pieces_ = nullptr;
     uint64_t* sums_ = nullptr;
 };
 #endif

@@ -200,8 +200,8 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     run.ceiling = measure_matmul(run.device) * run.ranks.size();
     const std::string folder = origin.folder() ? origin.folder()->string() : "";
     ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run
-    if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt), run.replicas->remember(run.device);
-    if (run.replicas && run.gpt.sharded()) find_unlike_ranks(run);
+    if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt), run.replicas->remember_update(run.device);
+    if (run.replicas && run.ranks.size() > 1) find_unlike_ranks(run);
     run.ranks.at("opening the output folder", run.state.step);
     run.ranks.barrier();   // all have read what may be renamed now
     run.ranks.first_does("opening the output folder", run.state.step, [&] {

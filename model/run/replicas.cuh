@@ -11,33 +11,45 @@
 #include "model/operations/checksum.cuh"
 #include "model/ranks/ranks.h"
 
-/// Elements of a flat buffer of one tensor, and its name.
-struct NamedPieces {
-    std::vector<Span> spans;
-    std::vector<std::string> names;
+/// Pieces of a stored array, numbered as in a buffer of the whole model, and the tensor that each is of.
+struct TensorPieces {
+    std::vector<Piece> pieces;
+    std::vector<size_t> tensors;   // their places in the list
 
-    void add(const std::string& name, size_t begin, size_t end) {
+    void add(size_t tensor, Piece piece) {
         constexpr size_t LONGEST = size_t(1) << 16;   // enough pieces to fill a GPU
-        for (; begin < end; begin += LONGEST) spans.push_back({begin, std::min(begin + LONGEST, end)}), names.push_back(name);
+        for (; piece.begin < piece.end; piece.begin += LONGEST, piece.number += LONGEST) {
+            pieces.push_back({piece.begin, std::min(piece.begin + LONGEST, piece.end), piece.number});
+            tensors.push_back(tensor);
+        }
+    }
+
+    /// Adds the sum of each piece to that of its tensor.
+    void add_up(const uint64_t* sums, uint64_t* of_tensors) const {
+        for (size_t p = 0; p < pieces.size(); p++) of_tensors[tensors[p]] += sums[p];
     }
 };
 
 /// Every tensor in a buffer of the whole model.
-inline NamedPieces pieces_of(const TensorList& list) {
-    NamedPieces all;
-    for (const Tensor& tensor : list) all.add(tensor.name, tensor.slot.offset, tensor.slot.offset + tensor.slot.size);
+inline TensorPieces pieces_of(const TensorList& list) {
+    TensorPieces all;
+    size_t number = 0;
+    for (const Tensor& tensor : list) all.add(number++, {tensor.slot.offset, tensor.slot.offset + tensor.slot.size});
     return all;
 }
 
 /// Every tensor's elements in the storage of this rank alone.
-inline NamedPieces pieces_of(const TensorList& list, const Shards& shards) {
-    NamedPieces all;
-    for (const Tensor& tensor : list)
+inline TensorPieces pieces_of(const TensorList& list, const Shards& shards) {
+    TensorPieces all;
+    size_t number = 0;
+    for (const Tensor& tensor : list) {
         for (size_t k = 0; k < shards.buckets(); k++) {
             const Span own = shards.own(k);
             const size_t begin = std::max(own.begin, tensor.slot.offset), end = std::min(own.end, tensor.slot.offset + tensor.slot.size);
-            if (begin < end) all.add(tensor.name, begin - own.begin + shards.held(k), end - own.begin + shards.held(k));
+            if (begin < end) all.add(number, {begin - own.begin + shards.held(k), end - own.begin + shards.held(k), begin});
         }
+        number++;
+    }
     return all;
 }
 
@@ -48,12 +60,15 @@ public:
     /// Precondition: gpt.allocate().
     ReplicaCheck(Device device, const GPT<Device, X>& gpt)
         : gpt_(gpt), whole_(pieces_of(gpt.net.tensors)), part_(pieces_of(gpt.net.tensors, gpt.shards)),
-          whole_sums_(device, whole_.spans), part_sums_(device, part_.spans) {}
+          whole_sums_(device, whole_.pieces), part_sums_(device, part_.pieces) {
+        for (const Tensor& tensor : gpt.net.tensors) names_.push_back(tensor.name);
+    }
 
     /// Every rank must call it. Ends the job with Exit::rank unless the ranks agree in every bit that all of them keep: the
     /// weights, and without ZeRO-1 the moments and master weights. Names the tensor, and the rank that is alone with its value.
-    void require_equal(Device device, Ranks& ranks, int64_t step) const {
-        const Difference found = difference(device, ranks);
+    void require_equal(Device device, Ranks& ranks, int64_t step) {
+        if (!gpt_.sharded()) remembered_ = all_sums(device);
+        const Difference found = difference(ranks, gpt_.sharded() ? whole_sums_.of(device, gpt_.weights) : remembered_);
         if (found.sentence.empty()) return;
         ranks.fail_together(Exit::rank, found.sentence + " after step " + std::to_string(step) +
                                             ", where all ranks must have the same bits: the memory of one of them, or of its GPU, "
@@ -63,7 +78,7 @@ public:
     /// The same before the first step, where weights come from this rank's `folder`, or from --seed if that is empty.
     /// Exit::checkpoint if folders differ.
     void require_equal_start(Device device, Ranks& ranks, const std::string& folder) const {
-        const Difference found = difference(device, ranks);
+        const Difference found = difference(ranks, gpt_.sharded() || !gpt_.m ? whole_sums_.of(device, gpt_.weights) : all_sums(device));
         if (found.sentence.empty()) return;
         const std::string other = ranks.broadcast(folder, found.odd), usual = ranks.broadcast(folder, found.usual);
         if (usual.empty())
@@ -90,18 +105,20 @@ public:
             ranks.broadcast(second.data(), second.size() * sizeof second[0], r);
             const size_t at = size_t(std::mismatch(first.begin(), first.end(), second.begin()).first - first.begin());
             ranks.fail_together(Exit::rank, "ranks " + std::to_string(other) + " and " + std::to_string(r) +
-                                                " compute different gradients of " + whole_.names[at] + " from the same rows after step " +
+                                                " compute different gradients of " + names_[whole_.tensors[at]] + " from the same rows after step " +
                                                 std::to_string(step) + ": the memory or the arithmetic of one of them is faulty");
         }
     }
 
-    /// With ZeRO-1: remembers the checksums of this rank's parts. Call after the update of a step, or after loading.
-    void remember(Device device) {
+    /// Call after the update of a step, or after loading. With ZeRO-1 remembers the checksums of this rank's parts; require_equal()
+    /// remembers those of replicas.
+    void remember_update(Device device) {
+        remembered_.clear();
         if (gpt_.sharded()) remembered_ = all_sums(device);
     }
 
-    /// With ZeRO-1: Exit::rank, naming rank and tensor, if anything has changed since remember(). Call before the next update: it would
-    /// spread the change to all ranks, or hide it.
+    /// Exit::rank, naming rank and tensor, if anything has changed since it was remembered. Call before the next update: with ZeRO-1 it
+    /// would spread the change to all ranks, or hide it.
     void require_unchanged(Device device, const Ranks& ranks, int64_t step) const {
         if (remembered_.empty()) return;
         const std::vector<uint64_t> now = all_sums(device);
@@ -111,15 +128,47 @@ public:
              step - 1, ", and nothing writes them in between: the memory of this rank, or of its GPU, has changed by itself");
     }
 
+    /// Every rank must call it, before a save. Returns (3, tensors) the checksums of each tensor in the arrays of a checkpoint: weights in
+    /// full precision and both moments of all ranks. They are the remembered ones, if there are any since the update.
+    std::vector<uint64_t> sums_to_save(Device device, Ranks& ranks) const {
+        const std::vector<uint64_t> sums = remembered_.empty() ? all_sums(device) : remembered_;
+        const size_t whole = whole_.pieces.size(), part = part_.pieces.size(), n = names_.size();
+        std::vector<uint64_t> mine(3 * n);
+        if (gpt_.keeps_master()) part_.add_up(&sums[whole + 2 * part], &mine[0]);
+        else if (ranks.first()) whole_.add_up(&sums[0], &mine[0]);
+        part_.add_up(&sums[whole], &mine[n]);
+        part_.add_up(&sums[whole + part], &mine[2 * n]);
+        if (!gpt_.sharded()) return mine;
+        std::vector<uint64_t> all(mine.size() * size_t(ranks.size()));
+        std::copy(mine.begin(), mine.end(), all.begin() + ptrdiff_t(mine.size()) * ranks.rank());
+        ranks.all_gather(all.data(), mine.size() * sizeof mine[0]);
+        std::fill(mine.begin(), mine.end(), 0);
+        for (size_t i = 0; i < all.size(); i++) mine[i % mine.size()] += all[i];
+        return mine;
+    }
+
+    /// On rank 0, when the files of a checkpoint have been written from these arrays in host memory, and have no name yet: Exit::rank,
+    /// naming the tensor, unless their sums are still those of sums_to_save().
+    void require_saved(const std::vector<uint64_t>& sums, const float* weights, const float* m, const float* v) const {
+        const Checksums<CPU> on_host(CPU{}, whole_.pieces);
+        std::vector<uint64_t> now(sums.size());
+        uint64_t* of_array = now.data();
+        for (const float* array : {weights, m, v}) whole_.add_up(on_host.of(CPU{}, array).data(), of_array), of_array += names_.size();
+        const size_t at = size_t(std::mismatch(sums.begin(), sums.end(), now.begin()).first - sums.begin()), n = names_.size();
+        if (at == sums.size()) return;
+        const char* const arrays[] = {"the weights of ", "the first moments of ", "the second moments of "};
+        fail(Exit::rank, "on rank 0, ", arrays[at / n], names_[at % n], " changed while a checkpoint was saved, and nothing writes them then: "
+             "the memory of this rank, or of a GPU, has changed by itself; the checkpoint was deleted");
+    }
+
 private:
     /// "rank 3 differs from rank 0 in the weights of NAME", with the lowest rank outside the majority; "" if all agree.
     struct Difference {
         std::string sentence;
         int usual = 0, odd = -1;
     };
-    Difference difference(Device device, Ranks& ranks) const {
+    Difference difference(Ranks& ranks, const std::vector<uint64_t>& mine) const {
         if (ranks.size() == 1) return {};
-        const std::vector<uint64_t> mine = gpt_.sharded() || !gpt_.m ? whole_sums_.of(device, gpt_.weights) : all_sums(device);
         const auto [usual, odd] = usual_and_odd(hashes_of_ranks(ranks, mine));
         if (odd < 0) return {};
         std::vector<uint64_t> right = mine, wrong = mine;
@@ -146,10 +195,10 @@ private:
 
     /// Of sum number `at` of all_sums(): "the weights of NAME", "the first moments of NAME", ...
     std::string name_of(size_t at) const {
-        if (at < whole_.names.size()) return "the weights of " + whole_.names[at];
-        at -= whole_.names.size();
+        if (at < whole_.tensors.size()) return "the weights of " + names_[whole_.tensors[at]];
+        at -= whole_.tensors.size();
         const char* const arrays[] = {"the first moments of ", "the second moments of ", "the master weights of "};
-        return arrays[at / part_.names.size()] + part_.names[at % part_.names.size()];
+        return arrays[at / part_.tensors.size()] + names_[part_.tensors[at % part_.tensors.size()]];
     }
 
     /// The lowest rank that has the most frequent hash, and the lowest that has another, -1 if all have it.
@@ -165,7 +214,8 @@ private:
     }
 
     const GPT<Device, X>& gpt_;
-    NamedPieces whole_, part_;
+    TensorPieces whole_, part_;
+    std::vector<std::string> names_;   // of the tensors, in the list's order
     Checksums<Device> whole_sums_, part_sums_;
-    std::vector<uint64_t> remembered_;
+    std::vector<uint64_t> remembered_;   // all_sums(), if taken since the update
 };

@@ -229,27 +229,26 @@ void find_unlike_ranks(Run<Device, X>& run) {
     const std::string theirs = ranks.broadcast(mine, rank);
     if (ranks.first())
         std::cerr << "note: rank " << rank << " computes with " << theirs << ", and rank 0 with " << mine
-                  << ": gradients then differ by rounding, so that --zero-stage 1 does not compare them between ranks\n";
+                  << ": gradients then differ by rounding and are not compared between ranks\n";
 }
 
 /// Every rank must call it, between two steps. Ends the job with Exit::rank, naming rank and tensor, if the ranks' copies of the model
-/// differ. With ZeRO-1, where most of the state has no copy, also if a rank's parts have changed since the update, or if two ranks compute
-/// different gradients from the same rows.
+/// differ, if, with ZeRO-1, a rank's parts have changed since the update, or if two ranks compute different gradients from the same rows.
 template <class Device, class X>
 void check_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
     ranks.at("comparing the ranks", run.state.step);
     run.replicas->require_equal(run.device, ranks, run.state.step);
-    if (!run.gpt.sharded()) return;
     run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
-    if (!run.ranks_compute_alike) return;
+    if (ranks.size() == 1 || !run.ranks_compute_alike) return;
     const std::vector<uint64_t> own = gradient_sums(run, ranks.rank()), of_next = gradient_sums(run, (ranks.rank() + 1) % ranks.size());
     run.replicas->require_repeated(ranks, run.state.step, own, of_next);
 }
 
-/// Writes a checkpoint, on rank 0. If that fails: a warning, or, for the last one, Exit::checkpoint.
+/// Writes a checkpoint, on rank 0. If that fails: a warning, or, for the last one, Exit::checkpoint. `sums` are the checksums of the arrays,
+/// empty with --check-ranks-every 0; Exit::rank if memory has changed when the files are written.
 template <class Device, class X>
-void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m, const float* v, bool last) {
+void write_checkpoint(Run<Device, X>& run, const std::vector<uint64_t>& sums, const float* weights, const float* m, const float* v, bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
     const StopDeadlineSuspended saving;
@@ -258,7 +257,8 @@ void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m,
         run.log.sync();   // no step of a checkpoint may be missing from the log
         const auto [path, doubt] = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state,
                                           run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern),
-                                                   [&] { run.ranks.at("saving a checkpoint"); });
+                                                   [&] { run.ranks.at("saving a checkpoint"); },
+                                                   [&] { if (run.replicas) run.replicas->require_saved(sums, weights, m, v); });
         run.saved_step = run.state.step;
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
@@ -266,7 +266,7 @@ void write_checkpoint(Run<Device, X>& run, const float* weights, const float* m,
         run.progress.print("checkpoint " + path.string());
         if (!doubt.empty()) std::cerr << "warning: " << path.string() << " is whole, but " << doubt << std::endl;
     } catch (const Error& error) {
-        if (last) throw;
+        if (last || error.code == Exit::rank) throw;
         run.progress.print(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
         std::cerr << "warning: " << error.what() << std::endl;
     }
@@ -277,6 +277,7 @@ template <class Device, class X>
 void save(Run<Device, X>& run, bool last) {
     auto& gpt = run.gpt;
     run.ranks.at("gathering a checkpoint", run.state.step);
+    const std::vector<uint64_t> sums = run.replicas ? run.replicas->sums_to_save(run.device, run.ranks) : std::vector<uint64_t>();
     std::optional<GatheredWeights<Device>> weights, m, v;
     if (run.ranks.first() || gpt.sharded()) {
         weights.emplace(whole_weights(run));
@@ -284,7 +285,7 @@ void save(Run<Device, X>& run, bool last) {
         v.emplace(run, gpt.v, !gpt.sharded());
     }
     run.ranks.first_does("saving a checkpoint", run.state.step,
-                         [&] { write_checkpoint(run, weights->data(), m->data(), v->data(), last); });
+                         [&] { write_checkpoint(run, sums, weights->data(), m->data(), v->data(), last); });
 }
 
 /// Every rank must call it, when a stop has undone a step: saves the one before, unless that has been done.

@@ -258,7 +258,7 @@ TEST_CASE("GPU operations refuse sizes that they cannot read 16 bytes at a time,
 
 TEST_CASE("GPU checksums: the sums of pieces are the CPU's, of float32 and of bf16", "[gpu][ops]") {
     const GPU device = test_gpu();
-    const std::vector<Span> pieces = {{0, 1}, {1, 700}, {700, 700}, {700, 4001}};
+    const std::vector<Piece> pieces = {{0, 1, 9}, {1, 700}, {700, 700}, {700, 4001}};
     std::vector<float> floats(4001);
     std::vector<bf16> halves(floats.size());
     for (size_t i = 0; i < floats.size(); i++) floats[i] = 1 / float(i + 1), halves[i] = from_float<bf16>(floats[i]);
