@@ -32,17 +32,9 @@
 #include "attention/nsa/nsa_memory.cuh"
 #include "attention/scores/rotate_heads.cuh"
 
-/// The mask of cmp and win: key j covers tokens j stride .. j stride + last, and is visible when all of them are in the past and
-/// the first is at most `left` back.
-struct NsaBranch : Policy {
-    int stride, last, left;
+/// The mask of cmp and win.
+struct NsaBranch : CompressedMask {
     static constexpr Traits traits{.gates_output = true};
-
-    constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
-        if (j0 * stride + last > i1 - 1 || i0 - (j1 - 1) * stride > left) return Tile::hidden;
-        return (j1 - 1) * stride + last <= i0 && i1 - 1 - j0 * stride <= left ? Tile::full : Tile::mixed;
-    }
-    constexpr bool visible(int /*h*/, int i, int j) const { return j * stride + last <= i && i - j * stride <= left; }
 };
 
 struct nsa : Policy {
@@ -98,8 +90,8 @@ struct nsa : Policy {
 
     /// Compressed keys of packed documents have positions, those of their first tokens.
     NsaBranch branch(int which, const Documents& documents = {}) const {
-        if (which == CMP) return {*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX};
-        return {*this, 1, 0, left};
+        if (which == CMP) return {{*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}};
+        return {{*this, 1, 0, left}};
     }
 
     template <class X>

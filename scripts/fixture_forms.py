@@ -110,6 +110,8 @@ FORMS |= {
     # Qwen2: a QK-norm takes the scales of q and k away again, which leaves their gamma a gradient of rounding errors.
     'adaptive_sparse_sigma': other('adaptive_sparse', 140, {f'adaptive_sparse_{key}': value for key, value in (
         BLOCKS | {'dense_heads': 1}).items()} | {'sigma_reparam': 1}, V=64, NH=2, qwen2=True, rope_theta=1e4, seed=32),
+    'infllm_v2': other('infllm_v2', 202, {'infllm_v2_kernel': 12, 'infllm_v2_stride': 8, 'infllm_v2_top_k': 2,
+                                          'infllm_v2_local': 1}, V=64, seed=2),
     'moba': other('moba', 210, {'moba_block': 64, 'moba_top_k': 3}, V=64, seed=2),
     'seer': other('seer', 200, SEER, B=2, V=64),
     'seer_alone': other('seer', 330, SEER | {'seer_query': 2, 'seer_distil': 2, 'seer_distil_skip': 0.4}, V=64,

@@ -22,6 +22,18 @@ struct BlockGrid {
     constexpr int rows(int T) const { return complete(T) > 0 ? complete(T) : 1; }
 };
 
+/// Attention to compressed keys: key j covers tokens j stride .. j stride + last, and is visible when all of them are in the past and the
+/// first is at most `left` back.
+struct CompressedMask : Policy {
+    int stride, last, left;
+
+    constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
+        if (j0 * stride + last > i1 - 1 || i0 - (j1 - 1) * stride > left) return Tile::hidden;
+        return (j1 - 1) * stride + last <= i0 && i1 - 1 - j0 * stride <= left ? Tile::full : Tile::mixed;
+    }
+    constexpr bool visible(int /*h*/, int i, int j) const { return j * stride + last <= i && i - j * stride <= left; }
+};
+
 /// The network of one kind (keys or values), as slots of the flat buffers.
 struct Compressor {
     Slot pe, w1, b1, w2;

@@ -3,6 +3,7 @@
 //     score_j = sum_h sum_c p_hc |block j and compressed block c| / d,   p_hc = exp(q_h.Kc_c / sqrt(HS) - LSE_h)
 // |..| counts the tokens in both, of blocks of TILE tokens. Where d divides TILE and l this is the paper's sum over p of the strips
 // of d tokens that they share; this form holds for any l and d. Blocks of packed documents are numbered by document_blocks.h.
+// InfLLM-V2 takes the largest of the sums over h in place of the weighted sum over c (Pool::largest).
 #pragma once
 #include <vector>
 
@@ -18,6 +19,8 @@
 /// Of blocks of TILE tokens: `slots` are chosen, and every token sees the first, its own and the one before it.
 constexpr TileChoice choice_of_blocks(int slots) { return {.top = slots, .leading = 1, .local = 2}; }
 
+enum class Pool { sum, largest };   // over the compressed blocks that overlap a block
+
 /// Every `every`-th token chooses: row n of a choice is that of token n * every.
 template <class X>
 struct Importance {
@@ -29,6 +32,7 @@ struct Importance {
     const Wide<X>* lse;   // (B, NH, T) of the attention to them
     Wide<X>* scores;      // importance_scratch() numbers
     Documents documents = {};
+    Pool pool = Pool::sum;
 
     constexpr int group() const { return NH / NKV; }
     constexpr int rows() const { return (T + every - 1) / every; }
@@ -48,21 +52,29 @@ struct Importance {
     constexpr const X* key(int b, int kv, int c) const { return keys + ((size_t(b) * grid.rows(T) + c) * NKV + kv) * HS; }
     constexpr Wide<X> lse_of(int b, int h, int row) const { return lse[(size_t(b) * NH + h) * T + token(row)]; }
 
-    /// |block j and compressed block c| / d; 0 where a number is of no block.
-    constexpr Wide<X> overlap(int b, int c, int j) const {
+    /// The factor on p_hc in the score of block j: |block j and compressed block c| / d, or whether they overlap. 0 where a number is of
+    /// no block.
+    constexpr Wide<X> weight(int b, int c, int j) const {
         const int of_j = blocks().begin(b, j), of_c = compressed().begin(b, c);
         const int begin = std::max(of_j, of_c), past = std::min(of_j + TILE, of_c + grid.l);
-        return of_j < 0 || of_c < 0 || past <= begin ? Wide<X>(0) : Wide<X>(past - begin) / Wide<X>(grid.d);
+        if (of_j < 0 || of_c < 0 || past <= begin) return 0;
+        return pool == Pool::sum ? Wide<X>(past - begin) / Wide<X>(grid.d) : Wide<X>(1);
+    }
+    /// The score of a block and one more term of it, which is not negative.
+    template <class N>
+    constexpr N pooled(N score, N term) const {
+        if (pool == Pool::sum) return score + term;
+        return term > score ? term : score;
     }
     /// The blocks that compressed block c, which begins in [c d, c d + d), can have tokens of.
     constexpr int first_block(int c) const { return std::max(0, c * grid.d - (documents ? TILE - 1 : 0)) / TILE; }
     constexpr int last_block(int c) const { return (c * grid.d + (documents ? grid.d - 1 : 0) + grid.l - 1) / TILE; }
-    /// What compressed blocks `first` to `end` - 1 add to the score of block j; `shares` begins at the first of them.
+    /// The score of block j by compressed blocks `first` to `end` - 1; `shares` begins at the first of them.
     constexpr Wide<X> score(const Wide<X>* shares, int b, int first, int end, int j) const {
         const int begin = blocks().begin(b, j), lowest = std::max(0, begin - grid.l + 1) / grid.d;
         Wide<X> sum = 0;
         for (int c = std::max(first, lowest); begin >= 0 && c < end && c * grid.d < begin + TILE; c++)
-            sum += shares[c - first] * overlap(b, c, j);
+            sum = pooled(sum, shares[c - first] * weight(b, c, j));
         return sum;
     }
 };
@@ -120,10 +132,10 @@ private:
         }
         for (int c = c0; c < c0 + keys; c++)
             for (int j = s_.first_block(c); j <= s_.last_block(c) && j < tiles_of(s_.T); j++) {
-                const X share = s_.overlap(b, c, j);
+                const X weight = s_.weight(b, c, j);
                 for (int r = 0; r < TILE; r += LANES<X>) {
                     X* const to = &scores_[size_t(j) * TILE + r];
-                    store(to, load<N>(to) + share * load<N>(&shares_[(c - c0) * TILE + r]));
+                    store(to, s_.pooled(load<N>(to), weight * load<N>(&shares_[(c - c0) * TILE + r])));
                 }
             }
     }
@@ -220,7 +232,8 @@ private:
         const int first = s.first_block(c0), past = min(last, s.last_block(c0 + TILE - 1)) + 1;
         for (int n = threadIdx.x; n < rows * (past - first); n += importance::THREADS) {
             const int r = n / (past - first), j = first + n % (past - first);
-            scores[size_t(r) * width() + j] += s.score(shared.shares[r], b, c0, c0 + TILE, j);
+            float& score = scores[size_t(r) * width() + j];
+            score = s.pooled(score, s.score(shared.shares[r], b, c0, c0 + TILE, j));
         }
     }
 

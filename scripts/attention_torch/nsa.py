@@ -1,4 +1,4 @@
-"""Native Sparse Attention."""
+"""Native Sparse Attention, and InfLLM-V2, which selects blocks in the same way."""
 import torch
 import torch.nn.functional as F
 
@@ -60,6 +60,24 @@ def nsa_selection(a, s, shares, ends, notes):
             notes.chose(order.values[..., free - 1] - order.values[..., free] if free else torch.ones(0))
         selected[:, :, row] |= torch.zeros_like(selected[:, :, row]).scatter(-1, order.indices[..., :free] + 1, True)
     return for_query_heads(selected, a.NH)[:, :, a.i // every, a.j // NSA_TILE]
+
+
+def infllm_v2(a, w, s, notes):
+    """Every token and key head sees the first block, the last ones, and those whose best mean key gets the most attention."""
+    length, stride, local, top = (s['infllm_v2_' + key] for key in ('kernel', 'stride', 'local', 'top_k'))
+    means = a.k.unfold(2, length, stride).mean(-1) if a.T >= length else a.k[:, :, :0]
+    starts, first = torch.arange(means.shape[2]) * stride, torch.arange(0, a.T, NSA_TILE)[:, None]
+    shares = masked_softmax(scores(a.q, means), starts + length - 1 <= a.i)[0].detach().unflatten(1, (a.NKV, -1)).sum(2)
+    overlap = (starts < first + NSA_TILE) & (starts + length > first)                                     # (blocks, means)
+    best = torch.stack([shares[..., row].amax(-1) if row.any() else shares.new_zeros(shares.shape[:-1]) for row in overlap], -1)
+    block, own = first[:, 0] // NSA_TILE, a.i // NSA_TILE
+    chosen = ((block < 1) | (block > own - local)) & (block <= own)
+    free = best.masked_fill((block < 1) | (block > own - local), -1).sort(dim=-1, descending=True, stable=True)
+    if 0 < top - 1 < len(block):
+        gap = (free.values[..., top - 2] - free.values[..., top - 1])[..., (own > top + local - 1)[:, 0]]
+        notes.chose(gap[gap > 0])   # 0: neighbours that share their best mean, and the earlier one is chosen
+    picked = torch.zeros(best.shape, dtype=torch.bool).scatter(-1, free.indices[..., :top - 1], free.values[..., :top - 1] >= 0)
+    return attend(scores(a.q, a.k), a.causal & for_query_heads(picked | chosen, a.NH)[..., a.j[0] // NSA_TILE], a.v)
 
 
 def nsa_tensors(form, s):

@@ -15,7 +15,7 @@ from .gates import dsa, gated, gated_tensors, moh, moh_tensors
 from .indexer import deepseek_sparse, indexer_tensors
 from .learned_scores import (asga, bam, bam_tensors, forgetting, forgetting_tensors, ppa, ppa_tensors, shaw, shaw_tensors,
                              sink_logits, sink_logits_tensors)
-from .nsa import nsa, nsa_tensors
+from .nsa import infllm_v2, nsa, nsa_tensors
 from .parts import window
 from .patterns import (bigbird, deepspeed_fixed, everything, fixed_factorized, leading_and_window, longnet, masked, sinks_cache,
                        strided)
@@ -56,6 +56,7 @@ TABLE = {
     'mosa': (mosa, mosa_tensors),
     'routing': (routing, routing_tensors),
     'nsa': (nsa, nsa_tensors),
+    'infllm_v2': (infllm_v2, no_tensors),
     'adaptive_sparse': (adaptive_sparse, adaptive_sparse_tensors),
     'seer': (seer, gate_tensors),
     'moba': (moba, no_tensors),
@@ -100,6 +101,7 @@ SETTINGS = {
         'block', 'query', 'mask', 'top_k', 'threshold', 'sink', 'dense_heads', 'head_threshold', 'ste', *DISTILLATION)),
     'seer': tuple(f'seer_{key}' for key in ('block', 'query', 'top_k', 'threshold', 'sink', *DISTILLATION)),
     'moba': ('moba_block', 'moba_top_k'),
+    'infllm_v2': tuple(f'infllm_v2_{key}' for key in ('kernel', 'stride', 'top_k', 'local')),
     'deepseek_sparse': tuple(f'deepseek_sparse_{key}' for key in ('heads', 'dim', 'top_k', 'distil', 'distil_weight')),
 }
 

@@ -39,6 +39,7 @@ FORMS = {  # options that show a variant's pattern in 512 tokens
     'dsa_fixed_window': WINDOW,
     'dsa_no_gate': (*WINDOW, '--dense-until', 192),
     'fixed_factorized': ('--fixed-factorized-chunk', 64, '--fixed-factorized-summary', 8),
+    'infllm_v2': ('--infllm-v2-top-k', 2, '--infllm-v2-local', 1),
     'longformer': (*WINDOW, '--global-tokens', 32),
     'longnet': ('--longnet-segment', 64),
     'moba': ('--moba-block', 64, '--moba-top-k', 3),

@@ -1,0 +1,187 @@
+// InfLLM-V2 (Zhao et al. 2025, arXiv 2509.24663; code OpenBMB/infllmv2_cuda_impl, MiniCPM4.1): NSA's choice of blocks without NSA's
+// branches and parameters. Keys and values are the model's, and one softmax is over all chosen blocks:
+//     Kc_c = mean of k over tokens c d .. c d + l - 1        p_hc = softmax over c of q_h.Kc_c / sqrt(HS), complete c in the past
+//     s_j  = max over the c that overlap block j of sum_h p_hc, h the query heads that share keys
+//     out_i = sum_j P_ij v_j   over the keys j <= i of the first block, the `local` last ones up to its own, and the `top - 1` others
+//                              with the greatest s
+// The choice has no gradient. It is one per token and key/value head; ties go to earlier blocks.
+// As there are no tensors, a checkpoint of train_causal goes on in train_infllm_v2 and back: the paper's switch from short to long texts.
+// Rows below 64 (top_k + local) see everything.
+// Assumptions: q and k are after RoPE, as in the code. The softmax over c is exact; the code takes its denominator from coarser means
+// (4 l, 4 d) to save a pass. The code runs texts below dense_len (8192) dense; a row would then depend on the length of its text, and that
+// switch is left out. Published sizes are l 32, d 16, 64 chosen blocks of 64 and 32 local ones for texts of 32768; defaults here are in
+// proportion to 2048.
+// Documents of packed rows (varlen) have their own blocks, counted from their first token, if l >= d (blocks/document_blocks.h).
+// Kept per token, key/value head and layer: top_k - 1 integers, the choice.
+#pragma once
+#include <algorithm>
+#include <climits>
+#include <vector>
+
+#include "attention/blocks/token_blocks.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/nsa/importance.cuh"
+
+/// Rows are (b, compressed block, key/value head); zero where there is no block.
+template <class X>
+struct MeanKeys {
+    X* means;   // (B, R, NKV, HS)
+    Heads<const X> k;
+    CompressShape s;
+    constexpr void operator()(unsigned row, int d) const {
+        const int kv = int(row) % s.NKV, R = s.grid.rows(s.T), n = int(row) / s.NKV % R, b = int(row) / s.NKV / R;
+        const int begin = s.blocks().begin(b, n);
+        Wide<X> sum = 0;
+        for (int t = begin; begin >= 0 && t < std::min(s.T, begin + s.grid.l); t++)
+            sum += widened(k.data[(size_t(b) * s.T + t) * k.row + size_t(kv) * s.HS + d]);
+        means[size_t(row) * s.HS + d] = narrowed<X>(sum / Wide<X>(s.grid.l));
+    }
+};
+
+struct infllm_v2 : Policy {
+    static constexpr const char* name = "infllm_v2";
+    static constexpr Traits traits{.own_passes = true, .tokens_choose = true};
+    BlockGrid grid;   // of the compressed keys
+    int top, local;
+
+    infllm_v2(const Config& config, int layer)
+        : Policy(config, layer), grid{int(config.setting("infllm_v2_kernel")), int(config.setting("infllm_v2_stride"))},
+          top(int(config.setting("infllm_v2_top_k"))), local(int(config.setting("infllm_v2_local"))) {}
+
+    static std::vector<Setting> settings() {
+        return {{"--infllm-v2-kernel", "infllm_v2_kernel", 32, 1, 1024, WHOLE, "tokens per compressed key", true},
+                {"--infllm-v2-stride", "infllm_v2_stride", 16, 1, 1024, WHOLE, "stride between compressed keys in tokens", true},
+                {"--infllm-v2-top-k", "infllm_v2_top_k", 5, 1, 1e6, WHOLE,
+                 "blocks of 64 tokens that each token selects, the first block included", true, TILE},
+                {"--infllm-v2-local", "infllm_v2_local", 2, 1, 1e6, WHOLE, "last blocks of 64 tokens that each token sees", true, TILE}};
+    }
+
+    Form form() const { return {.keeps_documents_apart = grid.l >= grid.d}; }
+
+    ForcedBlocks forced_blocks() const { return {*this, TILE, 1, local}; }
+    int slots_of(const LayerShape& s) const { return std::min(top - 1, std::max(tiles_of(s.T) - 1 - local, 0)); }
+    TileChoice rule(const LayerShape& s) const { return {.top = slots_of(s), .leading = 1, .local = local}; }
+    BlockChoice block_choice(const LayerShape& s) const {
+        const BlockChoice c{s.B, s.T, s.NH, s.NKV, TILE, slots_of(s)};
+        require_countable(c, "--infllm-v2-top-k", "infllm_v2_top_k", "lower it");
+        return c;
+    }
+    CompressShape compressed(const LayerShape& s, const Documents& documents = {}) const {
+        return {s.B, s.T, s.NKV, s.HS, s.HS, grid, documents};
+    }
+    /// Compressed keys of packed documents have positions, those of their first tokens.
+    CompressedMask mask(const Documents& documents = {}) const { return {*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}; }
+
+    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced_blocks(), top - 1, heads, T); }
+
+    /// Every visible compressed key takes three products: two of the attention whose denominator is used, one of the choice.
+    double further_pairs(int heads, int T) const { return 1.5 * heads * T / 2 * (double(T) / grid.d); }
+
+    double cached_keys(int T) const { return T + 0.5 * grid.complete(T); }
+
+    // ---- memory
+
+    template <class X>
+    size_t kept_bytes(const LayerShape& s) const {
+        return block_choice(s).size() * sizeof(int);
+    }
+    template <class X, class Device>
+    struct Scratch {
+        BumpAllocator allocator;
+        X *means, *out;       // (B, R, NKV, HS); (B, T, NH, HS), not read
+        Wide<X>*lse, *scores;   // (B, NH, T); of blocks, while they are chosen
+        int* positions;       // (B, NH, R) of the compressed keys of packed documents
+        TokenBlocks<Device, X> blocks;
+        Scratch(Device device, const infllm_v2& a, std::byte* memory, const LayerShape& s)
+            : allocator(memory), means(allocator.take<X>(a.compressed(s).keys() * s.HS)),
+              out(allocator.take<X>(size_t(s.B) * s.T * s.NH * s.HS)), lse(allocator.take<Wide<X>>(size_t(s.B) * s.NH * s.T)),
+              scores(allocator.take<Wide<X>>(importance_scratch(device, a.block_choice(s), s.T))),
+              positions(allocator.take<int>(size_t(s.B) * s.NH * a.grid.rows(s.T))),
+              blocks(device, allocator, s, a.block_choice(s), a) {}
+    };
+    template <class X, class Device>
+    size_t workspace_bytes(Device device, const LayerShape& s) const {
+        return Scratch<X, Device>(device, *this, nullptr, s).allocator.bytes();
+    }
+
+    // ---- the layer
+
+    template <class X>
+    static AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
+        statistics.tile_max = nullptr;   // calls have different tiles
+        return kernel_arguments(in, state, statistics);
+    }
+
+    template <class Device, class X>
+    void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
+                 const Statistics<X>& statistics) const {
+        const Scratch<X, Device> scratch(device, *this, workspace, in);
+        int* const choice = reinterpret_cast<int*>(state.kept);
+        if (slots_of(in) > 0) choose(device, choice, in, scratch);
+        scratch.blocks.forward(device, forced_blocks(), arguments(in, state, statistics), choice);
+    }
+
+    template <class Device, class X>
+    void choose(Device device, int* choice, const LayerInputs<X>& in, const Scratch<X, Device>& scratch) const {
+        const CompressShape s = compressed(in, in.documents);
+        const int R = grid.rows(in.T);
+        each_element(device, size_t(in.B) * R * in.NKV, in.HS, MeanKeys<X>{scratch.means, {in.k, in.qk_row}, s});
+        place_compressed(device, scratch.positions, s, in.NH);
+        AttentionForward<X> a{};
+        a.B = in.B, a.T = in.T, a.S = R, a.NH = in.NH, a.NKV = in.NKV, a.HS = in.HS, a.documents = in.documents;
+        a.q = {in.q, in.qk_row}, a.k = a.v = {scratch.means, size_t(in.NKV) * in.HS};
+        a.k_position = in.documents ? scratch.positions : nullptr;
+        a.out = scratch.out, a.lse = scratch.lse;
+        attention_forward(device, mask(in.documents), a);
+        const Importance<X> importance{in.B, in.T, in.NH, in.NKV, in.HS, grid, 1, {in.q, in.qk_row}, scratch.means, scratch.lse,
+                                       scratch.scores, in.documents, Pool::largest};
+        choose_by_importance(device, choice, importance, block_choice(in), rule(in));
+    }
+
+    template <class Device, class X>
+    void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {
+        const Scratch<X, Device> scratch(device, *this, workspace, in);
+        scratch.blocks.backward(device, forced_blocks(), arguments(in, state, {}), branch_gradients(dout, to),
+                                reinterpret_cast<const int*>(state.kept));
+    }
+
+    // ---- the paper's formula without the above
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
+        const int G = in.NH / in.NKV, N = tiles_of(in.T);
+        const auto score_of_mean = [&](int b, int i, int h, int c) {
+            X sum = 0;
+            for (int j = c * grid.d; j < c * grid.d + grid.l; j++) sum += dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS);
+            return sum / grid.l / std::sqrt(X(in.HS));
+        };
+        const auto scores = [&](int b, int kv, int i) {
+            std::vector<X> shares(grid.complete(i + 1)), of_blocks(N);
+            for (int h = kv * G; h < (kv + 1) * G; h++) {
+                std::vector<X> p(shares.size());
+                X total = 0;
+                for (size_t c = 0; c < p.size(); c++) total += p[c] = std::exp(score_of_mean(b, i, h, int(c)));
+                for (size_t c = 0; c < p.size(); c++) shares[c] += p[c] / total;
+            }
+            for (size_t c = 0; c < shares.size(); c++)
+                for (int t = int(c) * grid.d; t < int(c) * grid.d + grid.l; t++) of_blocks[t / TILE] = std::max(of_blocks[t / TILE], shares[c]);
+            return of_blocks;
+        };
+        for (int b = 0; b < in.B; b++) {
+            std::vector<char> sees(size_t(in.NKV) * in.T * N);
+            for (int kv = 0; kv < in.NKV; kv++)
+                for (int i = 0; i < in.T; i++) {
+                    const std::vector<X> s = scores(b, kv, i);
+                    for (int n = 0; n <= i / TILE; n++) {
+                        int better = 0;   // among the blocks that are neither the first nor local
+                        for (int m = 1; m <= i / TILE - local; m++) better += s[m] > s[n] || (s[m] == s[n] && m < n);
+                        sees[(size_t(kv) * in.T + i) * N + n] = n == 0 || n > i / TILE - local || better < top - 1;
+                    }
+                }
+            dense_softmax_of_sequence(
+                in, b, out, [](int, int, int, int, X a) { return a; },
+                [&](int h, int i, int j) { return j <= i && sees[(size_t(h / G) * in.T + i) * N + j / TILE]; });
+        }
+    }
+};
