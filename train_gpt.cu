@@ -122,7 +122,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     Ranks& ranks = run.ranks;
     const int64_t targets = loader.targets_of_step(step - 1);   // 0 if a loss mask hides all: no loss and no gradient
     AdamW adamw = o.adamw;
-    adamw.lr = learning_rate(o.adamw.lr, o.min_lr_frac, run.data.warmup_steps, run.data.steps, step - 1);
+    adamw.lr = run.data.schedule.rate(step - 1);
     if (!train_step(run, loader, step, double(std::max<int64_t>(1, targets)), adamw)) {
         save_finished_step(run);
         return true;

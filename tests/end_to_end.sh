@@ -30,6 +30,13 @@ a loss mask that hides nothing changes no bit | causal whole $(masks whole) | = 
 one that hides targets changes weights | causal masked $(masks masked) | != causal
 and micro-steps share it | causal masked4 $(masks masked) --batch-size 2 --total-batch-tokens 256 | 1e-5 1e-5 masked
 END
+train causal trunk --schedule constant --warmup-steps 2 --keep-checkpoints 0
+train causal cooled --schedule wsd --warmup-steps 2 --cooldown-frac 0.5 --steps 8
+train_each << END
+a cool-down from a trunk's checkpoint ends at the weights of a whole run | causal cool --checkpoint $work/trunk/step_00000004 --schedule wsd --warmup-steps 2 --cooldown-frac 0.5 --steps 8 | = cooled
+END
+check "what it changes is printed, and in the log" 'grep -qF "from step 5 on with --steps 8 (12), --schedule" "$work/cool.txt" &&
+    grep -qF "\"changed\":\"--steps 8 (12), --schedule" "$work/cool/log.jsonl"'
 expect "--config takes the file that a run wrote" 0 "" ./train_causal --config "$work/causal/options.toml" --out "$work/configured"
 check "and repeats the run" 'same_weights "$work/configured" "$work/causal"'
 check "and writes it again" 'diff <(grep -v "^out=" "$work/causal/options.toml") <(grep -v "^out=" "$work/configured/options.toml")'

@@ -66,28 +66,32 @@ TEST_CASE("sum of losses: replaces or joins what is there", "[optimizer]") {
     CHECK(total == 11);
 }
 
-TEST_CASE("learning rate: warm-up, cosine and end as documented", "[optimizer]") {
+TEST_CASE("learning rate: warm-up, decay and end as documented", "[optimizer]") {
+    using enum Schedule::Form;
     const double lr = 3e-3, f = 0.1;
     for (int64_t warmup : {0, 1, 5})
         for (int64_t steps : {6, 20})
             for (int64_t k = 0; k < steps; k++) {
-                const double cosine = lr * (f + (1 - f) * 0.5 * (1 + std::cos(M_PI * double(k - warmup) / double(steps - warmup))));
-                const double expected = k < warmup ? lr * double(k + 1) / double(warmup) : cosine;
+                const int64_t cooldown = (steps - warmup) / 2, begin = steps - cooldown;
+                const double part = double(k - warmup) / double(steps - warmup);
+                const double last = k < begin ? 0 : double(k - begin) / double(cooldown);
                 INFO("warm-up " << warmup << ", step " << k << " of " << steps);
-                CHECK(std::abs(learning_rate(lr, f, warmup, steps, k) - expected) <= 1e-15);
+                for (auto [form, left] : {std::pair{cosine, 0.5 * (1 + std::cos(M_PI * part))}, {linear, 1 - part}, {constant, 1.0},
+                                          {wsd, 1 - std::sqrt(last)}}) {
+                    const double expected = k < warmup ? lr * double(k + 1) / double(warmup) : lr * (f + (1 - f) * left);
+                    CHECK(std::abs(Schedule{form, lr, f, warmup, cooldown, steps}.rate(k) - expected) <= 1e-15);
+                }
             }
-    CHECK(learning_rate(lr, f, 0, 20, 0) == lr);
-    CHECK(learning_rate(lr, f, 5, 20, 4) == lr);
-    CHECK(learning_rate(lr, f, 5, 20, 5) == lr);
-    CHECK(std::abs(learning_rate(lr, f, 5, 20, 20) - lr * f) < 1e-15);
-    CHECK(std::abs(learning_rate(lr, 0, 5, 20, 20)) < 1e-15);
-    CHECK(std::abs(learning_rate(lr, f, 5, 20, 1000) - lr * f) < 1e-15);   // past the end it stays there
-    CHECK(learning_rate(lr, 1, 0, 20, 7) == lr);
-}
-
-TEST_CASE("learning rate: a warm-up as long as the run", "[optimizer]") {
-    for (int64_t k = 0; k < 4; k++) CHECK(std::abs(learning_rate(1, 0.1, 4, 4, k) - 0.25 * double(k + 1)) < 1e-15);
-    CHECK(std::isfinite(learning_rate(1, 0.1, 4, 4, 4)));
+    for (auto form : {cosine, linear, constant, wsd}) {
+        CHECK(Schedule{form, lr, f, 0, 5, 20}.rate(0) == lr);
+        CHECK(Schedule{form, lr, f, 5, 5, 20}.rate(4) == lr);
+        CHECK(Schedule{form, lr, f, 5, 5, 20}.rate(5) == lr);
+        for (int64_t past : {20, 1000}) CHECK(std::abs(Schedule{form, lr, f, 5, 5, 20}.rate(past) - (form == constant ? lr : lr * f)) < 1e-15);
+        CHECK(Schedule{form, lr, 1, 0, 5, 20}.rate(7) == lr);
+        for (int64_t k = 0; k < 4; k++) CHECK(std::abs(Schedule{form, 1, 0.1, 4, 0, 4}.rate(k) - 0.25 * double(k + 1)) < 1e-15);
+        CHECK(std::isfinite(Schedule{form, 1, 0.1, 4, 0, 4}.rate(4)));
+    }
+    for (int64_t k = 3; k < 15; k++) CHECK(Schedule{wsd, 0.3, 0.37, 3, 5, 20}.rate(k) == 0.3);   // to the bit, as a trunk's
 }
 
 TEST_CASE("clipping: off, below the limit, above it", "[optimizer]") {

@@ -302,6 +302,20 @@ TEST_CASE("train options: data that is missing, short or another model's ends a 
     refused({"--document-mask", "1"}, "val.bin: the first 200 tokens are of one document (none is 256");
 }
 
+TEST_CASE("train options: schedules, and the options that a resumed run changes", "[options]") {
+    const SmallData small;
+    const Schedule cools = started("causal", small.with("--schedule wsd --steps 100 --lr 0.5 --warmup-steps 10")).data.schedule;
+    CHECK((cools.rate(9) == 0.5 && cools.rate(79) == 0.5 && cools.rate(80) == 0.5 && cools.rate(81) < 0.5 && cools.cooldown == 20));
+    CHECK(described(cools) == "0.5, in the last 20 steps 1 - sqrt to 0.05");
+    CHECK(started("causal", small.with("--schedule constant --steps 100")).data.schedule.rate(99) == 1e-3);
+    refuses(Exit::usage, "causal", small.with("--schedule wsd --steps 100 --cooldown-frac 0.96"),
+            "--cooldown-frac 0.96 is 96 of 100 steps, which with 5 of warm-up is longer than the run");
+    refuses(Exit::usage, "causal", small.with("--schedule cosin"), "--schedule");
+    const std::string before = "lr=0.001\nsteps=10\nschedule=\"cosine\"\nout=\"x\"\n";
+    CHECK(changes_of_schedule("lr=1e-3\nsteps=10\nschedule=\"cosine\"\nout=\"y\"\nbeta1=0.9\n", before) == "");
+    CHECK(changes_of_schedule("lr=0.002\nsteps=20\nschedule=\"wsd\"\n", before) == "--steps 20 (10), --lr 0.002 (0.001), --schedule \"wsd\" (\"cosine\")");
+}
+
 TEST_CASE("train options: a run is resumed as it was, and begins from others' weights only on request", "[options]") {
     const SmallData small;
     const fs::path run = small.folder / "out", other = small.folder / "other";

@@ -1,5 +1,6 @@
-// AdamW (Loshchilov and Hutter 2019) as in torch.optim.AdamW, clipping by the global norm, and the learning-rate schedule.
+// AdamW (Loshchilov and Hutter 2019) as in torch.optim.AdamW, clipping by the global norm, and learning-rate schedules.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -14,12 +15,33 @@ struct AdamW {
     uint64_t seed = 1;                 // random seed of stochastic rounding
 };
 
-/// Learning rate of step k (from 0) of `steps`: linear warm-up to `peak`, then cosine decay to min_frac * peak.
-inline double learning_rate(double peak, double min_frac, int64_t warmup, int64_t steps, int64_t k) {
-    if (k < warmup) return peak * double(k + 1) / double(warmup);
-    const double progress = double(k - warmup) / double(std::max<int64_t>(1, steps - warmup));
-    return peak * (min_frac + (1 - min_frac) * 0.5 * (1 + std::cos(M_PI * std::min(1.0, progress))));
-}
+/// The learning rate of each step of a run: a linear warm-up to `peak`, then a decay to min_frac * peak at the end.
+struct Schedule {
+    enum class Form {
+        cosine,
+        linear,
+        constant,   // no decay
+        wsd         // warm-up, stable, decay: constant, then 1 - sqrt of the progress over the cool-down (Haegele et al. 2024)
+    };
+    Form form = Form::cosine;
+    double peak, min_frac;
+    int64_t warmup, cooldown, steps;   // cooldown: last steps, of wsd
+
+    /// Of step k, from 0.
+    double rate(int64_t k) const {
+        if (k < warmup) return peak * double(k + 1) / double(warmup);
+        const int64_t begin = form == Form::wsd ? std::max(warmup, steps - cooldown) : warmup;
+        if (k < begin || form == Form::constant) return peak;
+        const double progress = std::min(1.0, double(k - begin) / double(std::max<int64_t>(1, steps - begin)));
+        return peak * (min_frac + (1 - min_frac) * remaining(progress));
+    }
+
+private:
+    double remaining(double progress) const {
+        if (form == Form::cosine) return 0.5 * (1 + std::cos(M_PI * progress));
+        return 1 - (form == Form::linear ? progress : std::sqrt(progress));
+    }
+};
 
 /// Sums over one step, in device memory. The update reads them there; the host reads them once per step, after the update.
 struct StepTotals {

@@ -27,7 +27,7 @@ void print_training(const Run<Device, X>& run, int threads) {
          {"tokens per step", text("%lld = %d micro-steps x %d ranks x %d x %d", static_cast<long long>(data.tokens_per_step),
                                   data.micro_steps, run.ranks.size(), o.batch_size, o.seq_len)},
          {"steps",
-          text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.warmup_steps))},
+          text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.schedule.warmup))},
          {"passes over the data", text("%.3g", double(data.steps) * double(data.tokens_per_step) / double(data.train->size()))}});
     const AdamW& a = o.adamw;
     print_table(
@@ -35,7 +35,7 @@ void print_training(const Run<Device, X>& run, int threads) {
         {{"device", describe(run.device, threads)},
          {"precision", GPT<Device, X>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
          {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
-         {"learning rate", text("%g, cosine to %g", a.lr, a.lr * o.min_lr_frac)},
+         {"learning rate", described(data.schedule)},
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
          {"gradient clip", text("%g", a.grad_clip)},
          {"seed", std::to_string(o.seed)},
@@ -192,6 +192,9 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     if (run.shared_contexts) run.shared_contexts->allocate();
     run.monitor.allocate();
     run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
+    const std::string changes = changes_of_schedule(o.resolved, run.state.options_json);
+    if (run.ranks.first() && !changes.empty())
+        std::cout << "note: from step " << run.state.step + 1 << " on with " << changes << " in place of the checkpoint's" << std::endl;
     fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // gradients that no backward pass writes stay zero
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
@@ -206,6 +209,6 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     run.ranks.barrier();   // all have read what may be renamed now
     run.ranks.first_does("opening the output folder", run.state.step, [&] {
         open_output(run, origin);
-        log_config(run);
+        log_config(run, changes.empty() ? std::vector<JsonLines::Field>() : std::vector<JsonLines::Field>{{"changed", changes}});
     });
 }

@@ -92,6 +92,18 @@ void require_borders(const TokenStream* stream, const DataOptions& o, const Conf
          "it out");
 }
 
+Schedule schedule_of(const ScheduleOptions& o, int64_t steps) {
+    static const std::map<std::string, Schedule::Form> forms = {{"cosine", Schedule::Form::cosine}, {"linear", Schedule::Form::linear},
+                                                                {"constant", Schedule::Form::constant}, {"wsd", Schedule::Form::wsd}};
+    const bool cools = o.schedule == "wsd";
+    const Schedule s{forms.at(o.schedule), o.adamw.lr, o.min_lr_frac, o.warmup_steps >= 0 ? o.warmup_steps : steps / 20,
+                     cools ? std::llround(o.cooldown_frac * double(steps)) : 0, steps};
+    if (cools && s.warmup + s.cooldown > steps)
+        fail(Exit::usage, "--cooldown-frac ", o.cooldown_frac, " is ", s.cooldown, " of ", steps, " steps, which with ", s.warmup,
+             " of warm-up is longer than the run; lower it, or --warmup-steps");
+    return s;
+}
+
 void cut_into_steps(Data& data, const Options& o, int ranks) {
     const int64_t micro_batch = int64_t(o.batch_size) * o.seq_len * ranks;
     data.tokens_per_step = o.total_batch_tokens ? o.total_batch_tokens : micro_batch;
@@ -105,7 +117,7 @@ void cut_into_steps(Data& data, const Options& o, int ranks) {
     data.micro_steps = int(data.tokens_per_step / micro_batch);
     const double steps_of_epochs = std::ceil(o.epochs * double(data.train->size()) / double(data.tokens_per_step));
     data.steps = o.epochs > 0 ? std::max<int64_t>(1, std::llround(steps_of_epochs)) : o.steps;
-    data.warmup_steps = o.warmup_steps >= 0 ? o.warmup_steps : data.steps / 20;
+    data.schedule = schedule_of(o, data.steps);
 }
 
 // ---- where weights come from
@@ -264,6 +276,43 @@ Data open_data(const Options& o, int ranks, Config& config) {
     return data;
 }
 
+std::string described(const Schedule& s) {
+    const std::string peak = text("%g", s.peak), end = text("%g", s.peak * s.min_frac);
+    switch (s.form) {
+        case Schedule::Form::cosine: return peak + ", cosine to " + end;
+        case Schedule::Form::linear: return peak + ", linear to " + end;
+        case Schedule::Form::wsd: return peak + ", in the last " + std::to_string(s.cooldown) + " steps 1 - sqrt to " + end;
+        default: return peak + ", constant";
+    }
+}
+
+/// The lines key=value of resolved options.
+static std::map<std::string, std::string> values_of(const std::string& resolved) {
+    std::map<std::string, std::string> values;
+    std::istringstream lines(resolved);
+    for (std::string line; std::getline(lines, line);)
+        if (const size_t equals = line.find('='); equals != std::string::npos && line[0] != '#')
+            values[line.substr(0, equals)] = line.substr(equals + 1);
+    return values;
+}
+
+/// Whether two values are the same number or the same text: 1e-3 is 0.001.
+static bool same_value(const std::string& x, const std::string& y) {
+    char *end_x = nullptr, *end_y = nullptr;
+    const double number_x = std::strtod(x.c_str(), &end_x), number_y = std::strtod(y.c_str(), &end_y);
+    return x == y || (end_x != x.c_str() && end_y != y.c_str() && !*end_x && !*end_y && number_x == number_y);
+}
+
+std::string changes_of_schedule(const std::string& now, const std::string& before) {
+    const auto values = values_of(now), old = values_of(before);
+    std::string changes;
+    for (const char* key : {"steps", "epochs", "lr", "schedule", "cooldown-frac", "warmup-steps", "min-lr-frac", "weight-decay", "beta1",
+                            "beta2", "adam-eps", "grad-clip"})
+        if (const auto is = values.find(key), was = old.find(key); is != values.end() && was != old.end() && !same_value(is->second, was->second))
+            changes += (changes.empty() ? "--" : ", --") + std::string(key) + " " + is->second + " (" + was->second + ")";
+    return changes;
+}
+
 std::string tokens_of(const TokenStream& stream) {
     return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(stream.size()), stream.shards(), stream.name().c_str());
 }
@@ -348,14 +397,10 @@ Origin find_origin(const Options& o, const Variants& variants, const std::option
 
 std::vector<Fact> facts_of_options(const Options& o, const char* variant) {
     std::vector<Fact> facts = {{"the program", std::string("train_") + variant + " of commit " + source_commit()}};
-    std::istringstream lines(o.resolved);
-    for (std::string line; std::getline(lines, line);) {
-        const size_t equals = line.find('=');
-        const std::string key = line.substr(0, equals);
-        std::string value = equals == std::string::npos ? "" : line.substr(equals + 1);
+    for (auto [key, value] : values_of(o.resolved)) {
         static const std::set<std::string> own = {"device", "threads", "out", "watchdog-seconds", "plot", "eval-out", "eval-log"};
         static const std::set<std::string> paths = {"train-data", "val-data", "eval-data", "checkpoint"};
-        if (own.contains(key) || key.empty() || key[0] == '#') continue;
+        if (own.contains(key)) continue;
         if (paths.contains(key) && value != "\"\"") value = "given";
         if (key == "model" && !is_preset(o.model)) value = "a folder";
         facts.push_back({"--" + key, value});
@@ -393,7 +438,7 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     const auto number = [](int64_t n) { return std::to_string(n); };
     facts.push_back({"the number of steps", number(data.steps)});
     facts.push_back({"the number of tokens per step", number(data.tokens_per_step)});
-    facts.push_back({"the number of warm-up steps", number(data.warmup_steps)});
+    facts.push_back({"the number of warm-up steps", number(data.schedule.warmup)});
     if (origin.folder())
         facts.push_back({"the hash of the starting folder's manifest.json", hash_of_folder(*origin.folder()), Exit::checkpoint});
     return facts;

@@ -37,7 +37,8 @@ struct DataOptions {
 };
 struct ScheduleOptions {
     int64_t steps = 1000, warmup_steps = -1;
-    double epochs = 0, min_lr_frac = 0.1;
+    double epochs = 0, min_lr_frac = 0.1, cooldown_frac = 0.2;
+    std::string schedule = "cosine";
     AdamW adamw;
 };
 struct EvaluationOptions {
@@ -76,7 +77,8 @@ struct Data {
     std::unique_ptr<TokenStream> train, val;   // train is null with --evaluate, val without validation
     std::unique_ptr<Tokenizer> tokenizer;      // null if unknown
     std::vector<EvaluationTask> tasks;         // of --eval-data
-    int64_t tokens_per_step = 0, steps = 0, warmup_steps = 0;
+    int64_t tokens_per_step = 0, steps = 0;
+    Schedule schedule;
     int micro_steps = 1;
 };
 
@@ -84,6 +86,13 @@ struct Data {
 /// Sets the tokenizer of `config` to that of the shards. Exit::data if shards, tokenizer and model do not match or the data is too short;
 /// Exit::usage if the sizes of a step are inconsistent.
 Data open_data(const Options& o, int ranks, Config& config);
+
+/// "0.001, cosine to 0.0001"
+std::string described(const Schedule& schedule);
+
+/// "--lr 0.002 (0.001), --steps 300 (200)": the options of the schedule and the optimiser that differ from those of a checkpoint, with its
+/// values. Both are Options::resolved; "" if none differ. Options that an older checkpoint lacks are left out.
+std::string changes_of_schedule(const std::string& now, const std::string& before);
 
 /// "12345 tokens in 2 shards, NAME"
 std::string tokens_of(const TokenStream& stream);

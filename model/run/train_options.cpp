@@ -64,9 +64,14 @@ static void add_optimiser_options(CLI::App& app, Options& o) {
     app.add_option("--epochs", o.epochs, "passes over the training data, in place of --steps; 0: use --steps")
         ->check(number_from(0, 1e6));
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
+    app.add_option("--schedule", o.schedule,
+                   "learning rate after the warm-up: cosine or linear decay over the run, constant, or wsd, a decay in the last steps only")
+        ->check(CLI::IsMember({"cosine", "linear", "constant", "wsd"}));
+    app.add_option("--cooldown-frac", o.cooldown_frac, "share of the run that the decay of --schedule wsd takes, by 1 - sqrt")
+        ->check(number_from(0, 1));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
         ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
-    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr")->check(number_from(0, 1));
+    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr; not of --schedule constant")->check(number_from(0, 1));
     app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled weight decay of matrices")->check(number_from(0, 1e3));
     app.add_option("--beta1", o.adamw.beta1, "AdamW's decay rate of the first moment")->check(number_from(0, 0.999999));
     app.add_option("--beta2", o.adamw.beta2, "AdamW's decay rate of the second moment")->check(number_from(0, 0.9999999));

@@ -51,9 +51,9 @@ def visible_gpus():
     return [str(n) for n in range(len(re.findall('^GPU ', listed.stdout, re.MULTILINE)))]
 
 
-def weights_of(out, run):
-    """The checkpoint of a finished run."""
-    return Path(out) / 'runs' / run.key / f'step_{run.steps:08d}'
+def weights_of(out, run, step=0):
+    """The last checkpoint of a finished run, or that of a step."""
+    return Path(out) / 'runs' / run.key / f'step_{step or run.steps:08d}'
 
 
 class Jobs:

@@ -32,7 +32,7 @@ KEYS = {   # of each kind of table: those that it must have, and others
     'experiment': ({'title', 'baseline', 'arms', 'scales'}, set(DEFAULTS)),
     'arm': (set(), {'variant', 'label', 'options', 'ignore', 'from'}),
     'setting': (set(), {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
-                        'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'}),
+                        'resumes_at', 'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'}),
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
     'sweep': (set(), {'rates', 'seeds'}),
     'scale': ({'lr', 'seeds', 'seconds_per_step', 'estimate'},
@@ -41,7 +41,7 @@ KEYS = {   # of each kind of table: those that it must have, and others
 }
 
 # Options without effect on reading a text, and those that ./generate takes: the variant's settings are in the checkpoint.
-OF_TRAINING = ('steps', 'lr', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2', 'val-every', 'checkpoint-every',
+OF_TRAINING = ('steps', 'lr', 'schedule', 'cooldown-frac', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2', 'val-every', 'checkpoint-every',
                'keep-checkpoints', 'sample-every', 'monitor-every', 'plot', 'total-batch-tokens', 'shuffle', 'eval-every')
 OF_WRITING = ('seed', 'device', 'weights', 'attention', 'psa-eps', 'psa-block', 'psa-bound', 'adaspa-sparsity', 'adaspa-block')
 
@@ -67,7 +67,8 @@ class Run:
     key: str = ''
     seconds: float = 0.0          # expected
     kind: str = 'train'           # or evaluate, which only reads the validation tokens; turns, writes: interleaved times
-    origin: 'Run | None' = None   # the run whose weights it starts from
+    origin: 'Run | None' = None   # the run whose weights it starts from, or with resumes_at whose checkpoint it resumes
+    resumes_at: int = 0           # step of that checkpoint
     against: 'Run | None' = None  # the baseline's, which it is interleaved with
 
     @property
@@ -261,6 +262,7 @@ class Planner:
         if 'after' in table:
             of, name = e.origin(setting, arm)
             run.origin = self._run(self.stage_of(of), name, of, seed, self.rate_of(name))
+            run.resumes_at = table.get('resumes_at', 0)
         if table.get('evaluate'):
             run.kind = 'evaluate'
             for option in OF_TRAINING: run.options.pop(option, None)
@@ -276,7 +278,7 @@ class Planner:
             run = self._deepened(run, self.flops(self._plain(stage, e.baseline, setting, seed, factor)))
         elif stage == 'seconds' and arm != e.baseline:
             run.options['steps'] = max(1, self.steps_of(run))
-        run.seconds *= run.steps
+        run.seconds *= run.steps - run.resumes_at
         return run
 
     def _deepened(self, run, budget):
