@@ -59,9 +59,9 @@ check "both ranks went on from step 4" 'grep -q "\"step\":5," "$work/out/log.jso
 mkdir "$work/n0" "$work/n1"   # machines that do not share their folders
 split=("$PWD/train_causal" "${base[@]:1}" --zero-stage 1 --out r)
 expect "two ranks with ZeRO-1" 0 "" $launch -np 2 -wdir "$work/n0" "${split[@]}"
-cp -r "$work/n0/r" "$work/n1" && damaged=$work/n1/r/step_00000004/optimizer.safetensors
+cp -r "$work/n0/r" "$work/n1" && damaged=$work/n1/r/step_00000004/optimizer.state
 printf '\x3f' | dd of="$damaged" bs=1 seek=$(($(stat -c %s "$damaged") - 2001)) conv=notrunc 2> /dev/null
-expect "moments that are damaged where another rank reads them" 7 "optimizer.safetensors: tensor" \
+expect "moments that are damaged where another rank reads them" 7 "optimizer.state: tensor" \
     $launch -np 1 -wdir "$work/n0" "${split[@]}" --resume --steps 6 : -np 1 -wdir "$work/n1" "${split[@]}" --resume --steps 6
 
 # ---- memory and life

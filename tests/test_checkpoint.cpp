@@ -27,13 +27,38 @@ void plant(const fs::path& path, const std::string& tensor, size_t index, float 
 
 }   // namespace
 
+// Inference servers load every file of a folder that fits one of these patterns, the first that fits any.
+TEST_CASE("loaders that take all weights of a folder find the model's only", "[checkpoint]") {
+    TemporaryFolder folder;
+    const fs::path path = TinyRun().save(folder.path(), 3);
+    for (const char* ending : {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}) {
+        std::vector<std::string> weights;
+        for (const std::string& name : names_in(path))
+            if (name.ends_with(ending)) weights.push_back(name);
+        INFO(ending);
+        CHECK(weights == (ending == std::string(".safetensors") ? std::vector<std::string>{"model.safetensors"} : std::vector<std::string>()));
+    }
+}
+
+TEST_CASE("moments of an earlier version's checkpoint are found by their former name", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun run;
+    const fs::path path = run.save(folder.path(), 3);
+    fs::rename(path / "optimizer.state", path / "optimizer.safetensors");
+    fs::remove(path / "manifest.json");
+    std::vector<float> exp_avg(run.list.size()), exp_avg_sq = exp_avg;
+    CHECK(load_state(path, run.list, exp_avg.data(), exp_avg_sq.data()).step == 3);
+    CHECK(exp_avg == run.exp_avg);
+    CHECK(exp_avg_sq == run.exp_avg_sq);
+}
+
 TEST_CASE("a checkpoint comes back to the bit", "[checkpoint]") {
     TemporaryFolder folder;
     TinyRun run;
     const fs::path path = run.save(folder / "a/b", 123);
     CHECK(path.filename().string() == "step_00000123");
     CHECK(names_in(path) == std::vector<std::string>{"README.md", "config.json", "generation_config.json", "manifest.json",
-                                                     "model.safetensors", "optimizer.safetensors", "tokenizer.json",
+                                                     "model.safetensors", "optimizer.state", "tokenizer.json",
                                                      "tokenizer_config.json", "trainer_state.json"});
     CHECK_NOTHROW(verify_checkpoint(path));
     CHECK(config_to_json(load_config(path)) == config_to_json(run.config));
@@ -99,8 +124,8 @@ TEST_CASE("damage is named by tensor", "[checkpoint]") {
     plant(path / "model.safetensors", "model.norm.weight", 2, 1.5f);
     CHECK(contains(sentence_of([&] { verify_checkpoint(path); }), "model.safetensors: tensor \"model.norm.weight\""));
     const fs::path second = run.save(folder.path(), 2);
-    plant(second / "optimizer.safetensors", "exp_avg_sq.model.embed_tokens.weight", 63, 1.5f);
-    CHECK(contains(sentence_of([&] { verify_checkpoint(second); }), "optimizer.safetensors: tensor \"exp_avg_sq.model.embed_tokens.weight\""));
+    plant(second / "optimizer.state", "exp_avg_sq.model.embed_tokens.weight", 63, 1.5f);
+    CHECK(contains(sentence_of([&] { verify_checkpoint(second); }), "optimizer.state: tensor \"exp_avg_sq.model.embed_tokens.weight\""));
 }
 
 TEST_CASE("nothing to resume from is no error", "[checkpoint]") {
@@ -350,7 +375,7 @@ TEST_CASE("a folder without model.safetensors starts from scratch only where not
     CHECK(load().initialised.size() == 3);
     for (const char* name : {"tf_model.h5", "flax_model.msgpack", "model.ckpt", "model.onnx", "model.bin", "pytorch_model.bin",
                              "model.safetensors.part", "model.safetensors.incomplete", "model.SAFETENSORS",
-                             "model.safetensors.aria2", "optimizer.safetensors", "optimizer.pt", "pytorch_model.bin.index.json",
+                             "model.safetensors.aria2", "optimizer.safetensors", "optimizer.state", "optimizer.pt", "pytorch_model.bin.index.json",
                              "README.safetensors", "vocab.bin", "pictures/model.safetensors", "weights"}) {
         INFO(name);
         write_text(folder / name, "x");

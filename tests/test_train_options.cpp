@@ -356,7 +356,7 @@ TEST_CASE("train options: the newest sound checkpoint is resumed, and the damage
     damage(newest / "model.safetensors");
     const Start start = started("causal", small.with("--resume"));
     CHECK((start.origin.resume_from == earlier && start.printed.find("tensor \"model.") != std::string::npos));
-    damage(earlier / "optimizer.safetensors");
+    damage(earlier / "optimizer.state");
     refuses(Exit::checkpoint, "causal", small.with("--resume"), "no undamaged checkpoint");
 }
 

@@ -269,8 +269,13 @@ static TrainerState load_trainer_state(const fs::path& folder) {
     return state;
 }
 
+fs::path moments_file(const fs::path& folder) {
+    const fs::path file = folder / "optimizer.state", earlier = folder / "optimizer.safetensors";
+    return !path_exists(file) && path_exists(earlier) ? earlier : file;
+}
+
 TrainerState load_state(const fs::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq) {
-    const SafetensorsFile file(folder / "optimizer.safetensors");
+    const SafetensorsFile file(moments_file(folder));
     for (const StoredTensor& stored : file.tensors()) {
         const std::string name = stored.name.substr(stored.name.find('.') + 1);
         const bool known = list.find(name) && (stored.name == "exp_avg." + name || stored.name == "exp_avg_sq." + name);

@@ -1,5 +1,6 @@
-// A checkpoint is a Hugging Face folder (config.json, model.safetensors, tokenizer files) plus our own optimizer.safetensors,
-// trainer_state.json, and manifest.json with the size and hash of every file and tensor.
+// A checkpoint is a Hugging Face folder (config.json, model.safetensors, tokenizer files) plus our own optimizer.state, trainer_state.json,
+// and manifest.json with the size and hash of every file and tensor. optimizer.state is a safetensors file of AdamW's moments; its name
+// keeps it from loaders that take every *.safetensors of a folder for weights.
 //
 // A folder with its final name, step_00000123, is always complete: everything is written to step_00000123.tmp, synced, read back
 // and verified, and renamed last. All failures are Exit::checkpoint.
@@ -115,6 +116,9 @@ struct LoadReport {
 /// rounding makes, and a tied model's head or RoPE's frequencies where they are stored with other numbers.
 LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights,
                         StoredBf16* matrices = nullptr);
+
+/// The file of the moments in a checkpoint's folder: optimizer.state, or as before 2026-11-27 optimizer.safetensors.
+std::filesystem::path moments_file(const std::filesystem::path& folder);
 
 /// Loads trainer_state.json and each moment that is not null, which must be complete.
 TrainerState load_state(const std::filesystem::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq);

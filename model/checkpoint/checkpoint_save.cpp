@@ -252,7 +252,7 @@ SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, c
                                 const std::function<void()>& on_written) {
     std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
     texts.push_back({"README.md", model_card(config, list, weights, state, facts), false});
-    std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.safetensors", {}}};
+    std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.state", {}}};
     append_tensors(tensor_files[0], "", list, weights);
     append_tensors(tensor_files[1], "exp_avg.", list, exp_avg);
     append_tensors(tensor_files[1], "exp_avg_sq.", list, exp_avg_sq);
@@ -291,7 +291,8 @@ SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, c
 void verify_checkpoint(const fs::path& folder, const OnPiece& on_piece) {
     const fs::path path = folder / "manifest.json";
     const FileManifest manifest = file_manifest_from_json(read_text(path), path.string());
-    for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"})
+    const std::string moments = moments_file(folder).filename().string();
+    for (const std::string& name : {std::string("config.json"), std::string("model.safetensors"), moments, std::string("trainer_state.json")})
         if (!manifest.count(name)) fail(Exit::checkpoint, path.string(), ": does not list ", name);
     for (const auto& [name, expected] : manifest) verify(folder / name, expected, on_piece);
 }
@@ -303,7 +304,8 @@ void verify_file(const fs::path& folder, const fs::path& name) {
     if (!is_ours(parse_json_object(text, path.string()), folder)) return;
     const FileManifest manifest = file_manifest_from_json(text, path.string());
     const auto entry = manifest.find(name.string());
-    if (entry == manifest.end() && (name == "config.json" || name == "model.safetensors"))
+    const bool needed = name == "config.json" || name == "model.safetensors" || name == moments_file(folder).filename();
+    if (entry == manifest.end() && needed)
         fail(Exit::checkpoint, path.string(), ": does not list ", name.string(), "; remove the manifest if that is on purpose");
     if (entry == manifest.end()) return;
     try {

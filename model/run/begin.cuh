@@ -87,7 +87,8 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
     }
     const std::string folder = origin.folder()->string();
     if (origin.resume_from && !prints)   // rank 0 verified them when it chose, and ranks may have folders of their own
-        for (const char* name : {"optimizer.safetensors", "trainer_state.json"}) verify_file(folder, name);
+        for (const std::filesystem::path& name : {moments_file(folder).filename(), std::filesystem::path("trainer_state.json")})
+            verify_file(folder, name);
     const LoadReport report = load_weights(folder, list, o.seed, whole.data());
     const std::set<std::string> fresh(report.initialised.begin(), report.initialised.end());
     start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
