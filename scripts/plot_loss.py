@@ -3,10 +3,11 @@
 
     python3 scripts/plot_loss.py out/asga/log.jsonl --out loss.png
     python3 scripts/plot_loss.py out/*/log.jsonl --out compare.png --log-y
-    python3 scripts/plot_loss.py out/asga/log.jsonl out/causal/log.jsonl --labels ASGA baseline --out compare.png
+    python3 scripts/plot_loss.py out/causal/log.jsonl out/asga/log.jsonl --labels baseline ASGA --difference --axis tokens
 
 Training loss is drawn raw (faint) and smoothed, validation loss as points. Steps are below, tokens above; bits per byte on the right
-where the log has them. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
+where the log has them. --axis tokens or seconds (of training steps) puts runs of unlike steps beside each other; --difference adds a
+panel of each run's loss minus the first's, at equal places on that axis. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
 """
 import argparse
 import json
@@ -27,6 +28,7 @@ class Run:
     loss: dict = field(default_factory=dict)         # step -> training loss, nats per token
     val_loss: dict = field(default_factory=dict)     # step -> validation loss, nats per token
     tokens: dict = field(default_factory=dict)       # step -> tokens seen so far
+    seconds: dict = field(default_factory=dict)      # step -> seconds of training steps so far
     bits_per_nat: list = field(default_factory=list)  # val_bpb / val_loss: a property of the text and the tokenizer
     last_step: float = -1
 
@@ -59,7 +61,7 @@ def add_record(run, record):
         return
     if 'loss' in record:
         if step <= run.last_step:                    # resumed from an earlier step: what was logged beyond it was lost
-            for series in (run.loss, run.val_loss, run.tokens):
+            for series in (run.loss, run.val_loss, run.tokens, run.seconds):
                 for later in [s for s in series if s >= step]:
                     del series[later]
         run.last_step = step
@@ -67,6 +69,8 @@ def add_record(run, record):
             run.loss[step] = record['loss']
         if is_number(record.get('tokens')):
             run.tokens[step] = record['tokens']
+        if is_number(record.get('ms')):
+            run.seconds[step] = run.seconds.get(max(run.seconds, default=0), 0.0) + record['ms'] / 1000
     if is_number(record.get('val_loss')):
         run.val_loss[step] = record['val_loss']
         if is_number(record.get('val_bpb')) and record['val_loss'] > 0:
@@ -113,7 +117,31 @@ def tokens_per_step(run):
     return (run.tokens[steps[-1]] - run.tokens[steps[0]]) / (steps[-1] - steps[0])
 
 
-def draw_run(axes, run, color):
+def places(run, steps, axis):
+    """Where steps are on the axis. A step without a record of its own, as of a validation, has the place of the last before it."""
+    known = {'steps': {}, 'tokens': run.tokens, 'seconds': run.seconds}[axis]
+    if axis == 'steps': return list(steps)
+    found, ordered, at = [], sorted(known), 0
+    for step in steps:
+        while at + 1 < len(ordered) and ordered[at + 1] <= step: at += 1
+        found.append(known[ordered[at]] if ordered else float('nan'))
+    return found
+
+
+def draw_difference(axes, run, first, color, axis):
+    """The losses of a run minus those of the first, where both have some."""
+    import numpy
+    for of_run, of_first, style in ((run.loss, first.loss, {'linewidth': 1.5}),
+                                    (run.val_loss, first.val_loss, {'marker': 'o', 'linestyle': '--', 'linewidth': 1, 'markersize': 4})):
+        if not of_run or not of_first: continue
+        (x, y), (x0, y0) = ((places(r, sorted(losses), axis), [losses[s] for s in sorted(losses)])
+                            for r, losses in ((run, of_run), (first, of_first)))
+        if of_run is run.loss: y, y0 = smooth(y), smooth(y0)
+        inside = [n for n, place in enumerate(x) if x0[0] <= place <= x0[-1]]
+        axes.plot([x[n] for n in inside], [y[n] - numpy.interp(x[n], x0, y0) for n in inside], color=color, **style)
+
+
+def draw_run(axes, run, color, axis):
     name = run.label
     if run.val_loss:
         last = run.val_loss[max(run.val_loss)]
@@ -122,11 +150,12 @@ def draw_run(axes, run, color):
     steps = sorted(run.loss)
     losses = [run.loss[s] for s in steps]
     if steps:
-        axes.plot(steps, losses, color=color, alpha=0.22, linewidth=0.8)
-        axes.plot(steps, smooth(losses), color=color, linewidth=1.8, label=name)
+        x = places(run, steps, axis)
+        axes.plot(x, losses, color=color, alpha=0.22, linewidth=0.8)
+        axes.plot(x, smooth(losses), color=color, linewidth=1.8, label=name)
     steps = sorted(run.val_loss)
     if steps:
-        axes.plot(steps, [run.val_loss[s] for s in steps], color=color, linestyle='--', linewidth=1, marker='o', markersize=5,
+        axes.plot(places(run, steps, axis), [run.val_loss[s] for s in steps], color=color, linestyle='--', linewidth=1, marker='o', markersize=5,
                   markerfacecolor='white', markeredgewidth=1.4, zorder=3, label=None if run.loss else name)
 
 
@@ -146,9 +175,17 @@ def scale_axis(make, ratio):
 def draw(runs, options):
     pyplot = load_matplotlib()
     pyplot.rcParams.update({'font.size': 10, 'axes.edgecolor': '#888888', 'axes.axisbelow': True})
-    figure, axes = pyplot.subplots(figsize=(9, 5.2), layout='constrained')
+    differs = options.difference and len(runs) > 1
+    figure, panels = pyplot.subplots(1 + differs, figsize=(9, 5.2 + 2.6 * differs), layout='constrained', squeeze=False, sharex=True,
+                                     height_ratios=(2, 1)[:1 + differs])
+    axes, below = panels[0][0], panels[-1][0]
     for i, run in enumerate(runs):
-        draw_run(axes, run, COLORS[i % len(COLORS)])
+        draw_run(axes, run, COLORS[i % len(COLORS)], options.axis)
+        if differs and i: draw_difference(below, run, runs[0], COLORS[i % len(COLORS)], options.axis)
+    if differs:
+        below.axhline(0, color=COLORS[0], linewidth=1)
+        below.grid(color='#dddddd', linewidth=0.6)
+        below.set_ylabel(f'minus {runs[0].label}')
     if options.log_y:
         axes.set_yscale('log')
         axes.yaxis.set_major_locator(pyplot.matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
@@ -157,10 +194,10 @@ def draw(runs, options):
     axes.xaxis.set_major_formatter(pyplot.FuncFormatter(count))
     axes.set_xlim(left=0)
     axes.grid(color='#dddddd', linewidth=0.6)
-    axes.set_xlabel('optimiser steps')
+    below.set_xlabel({'steps': 'optimiser steps', 'tokens': 'tokens', 'seconds': 'seconds of training'}[options.axis])
     axes.set_ylabel('loss, nats per token')
     ratio = common_ratio([tokens_per_step(run) for run in runs])
-    if ratio:
+    if ratio and options.axis == 'steps':
         top = scale_axis(lambda **k: axes.secondary_xaxis('top', **k), ratio)
         top.set_xlabel('tokens')
         top.xaxis.set_major_formatter(pyplot.FuncFormatter(count))
@@ -214,6 +251,8 @@ def main():
     parser.add_argument('--out', type=Path, default=Path('loss.png'), help='the picture to write (default loss.png)')
     parser.add_argument('--labels', nargs='+', metavar='NAME', help='one per log; the folders\' names by default')
     parser.add_argument('--title')
+    parser.add_argument('--axis', choices=('steps', 'tokens', 'seconds'), default='steps', help='horizontal axis (default steps)')
+    parser.add_argument('--difference', action='store_true', help='panel of the differences to the first run')
     parser.add_argument('--log-y', action='store_true', help='logarithmic loss axis')
     options = parser.parse_args()
     if options.labels and len(options.labels) != len(options.logs):

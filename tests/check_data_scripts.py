@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/evaluation_items.py, fineweb.py and train_tokenizer.py in this process: what they make and what they
+"""scripts/evaluation_items.py, export_gguf.py, fineweb.py and train_tokenizer.py in this process: what they make and what they
 refuse. Prints `ok NAME`, `FAIL NAME: why` or, for a Python package that is missing, `skip NAME: why`. tests/data_scripts.sh runs it.
 
     python3 tests/check_data_scripts.py FOLDER      with shards, a text and a checkpoint of that script
@@ -11,6 +11,7 @@ import importlib.util
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ TEXT = ROOT / 'data/bundled/sotu.jsonl'
 sys.path[:0] = [str(ROOT / 'scripts'), str(ROOT / 'tests/stand_ins')]   # no test may need the hub
 os.environ['HUB'] = str(WORK / 'hub')
 import evaluation_items   # noqa: E402
+import export_gguf   # noqa: E402
 import fineweb   # noqa: E402
 import train_tokenizer   # noqa: E402
 
@@ -307,9 +309,50 @@ def check_train_tokenizer():
         check(f'the engine\'s ids of {made.name} are the library\'s', done.returncode == 0 and '40 texts equal' in done.stdout, done.stdout[-300:])
 
 
+def gguf_of(name, folder, kind):
+    """A checkpoint as a GGUF file, opened by the package's reader: (its fields, {tensor: numbers as stored})."""
+    import gguf
+    made = WORK / f'{folder.parent.name}.gguf'
+    expect(f'export_gguf: {name}', 0, f'{made}: qwen3, {kind}', export_gguf, folder, made, '--type', kind)
+    reader = gguf.GGUFReader(made)
+    return {key: field.contents() for key, field in reader.fields.items()}, {tensor.name: tensor.data for tensor in reader.tensors}
+
+
+def check_export_gguf():
+    import numpy
+    trained = {name: WORK / name / 'step_00000001' for name in ('run', 'asga', 'bpe')}
+    shutil.copytree(trained['run'], trained['bpe'])
+    expect('a tokenizer of 512 tokens', 0, '', train_tokenizer, WORK / 'text.txt', '--vocab-size', 512, '--out', trained['bpe'] / 'tokenizer.json')
+    fields, tensors = gguf_of('single bytes', trained['run'], 'f32')
+    words = fields['tokenizer.ggml.tokens']
+    check('its tokens are the bytes as GPT-2 writes them, then the end of a text', len(words) == 512 and words[ord('A')] == 'A'
+          and words[ord(' ')] == '\u0120' and words[256] == '<|endoftext|>' == words[fields['tokenizer.ggml.eos_token_id']])
+    expected = dict(export_gguf.tensors_of(trained['run'] / 'model.safetensors'))
+    pairs = [('token_embd.weight', 'model.embed_tokens.weight'), ('blk.1.attn_q_norm.weight', 'model.layers.1.self_attn.q_norm.weight'),
+             ('blk.0.ffn_down.weight', 'model.layers.0.mlp.down_proj.weight'), ('output_norm.weight', 'model.norm.weight')]
+    check('every tensor is there, with its numbers', len(tensors) == len(expected)
+          and all(numpy.array_equal(tensors[to], expected[name]) for to, name in pairs), sorted(tensors))
+    check('and the shape', fields['qwen3.attention.key_length'] == 32 and fields['qwen3.block_count'] == 2, fields)
+    fields, tensors = gguf_of('a trained tokenizer, bf16', trained['bpe'], 'bf16')
+    merges = json.loads((trained['bpe'] / 'tokenizer.json').read_text())['model']['merges']
+    check('has its merges in order', [m.split(' ') for m in fields['tokenizer.ggml.merges']] ==
+          [m.split(' ') if isinstance(m, str) else m for m in merges] and fields['tokenizer.ggml.pre'] == 'qwen2')
+    check('matrices take two bytes a number', tensors['blk.0.attn_q.weight'].nbytes == 2 * 64 * 32, tensors['blk.0.attn_q.weight'].nbytes)
+    expect('export_gguf: another mechanism', 3, 'has asga attention, which llama.cpp cannot compute', export_gguf, trained['asga'], WORK / 'x.gguf')
+    expect('export_gguf: no checkpoint', 3, 'config.json', export_gguf, WORK / 'nothing', WORK / 'x.gguf')
+    expect('export_gguf: no such folder for the file', 3, 'No such file', export_gguf, trained['run'], WORK / 'none/x.gguf')
+    check('export_gguf: nothing else was written', names_in(WORK).count('x.gguf') == 0 and not list(WORK.glob('*.part')))
+    with without('gguf'):
+        expect('export_gguf: without the package', 2, 'pip install gguf', export_gguf, trained['run'], WORK / 'x.gguf')
+
+
 check_evaluation_items()
 if has('pyarrow'):
     check_fineweb()
 else:
     print(f'skip fineweb: {sys.executable} has no pyarrow')
 check_train_tokenizer()
+if has('gguf') and has('tokenizers'):
+    check_export_gguf()
+else:
+    print(f'skip export_gguf: {sys.executable} lacks gguf or tokenizers')

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Python scripts around data: scripts/evaluation_items.py, fineweb.py and train_tokenizer.py, and the engine on what
+# Python scripts around data: scripts/evaluation_items.py, export_gguf.py, fineweb.py and train_tokenizer.py, and the engine on what
 # they make. Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` for packages that python3 lacks (PYTHON=FILE: another).
-# Needs: make tokenize train_causal build/dev/token_ids
+# Needs: make tokenize train_causal train_asga build/dev/token_ids
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
 small_shards
-small=(./train_causal --device cpu --model qwen-tiny --seq-len 128 --batch-size 4 --threads 1)
-"${small[@]}" --train-data "$work/data/small_train_*.bin" --val-every 0 --sample-every 0 --steps 1 --plot 0 --out "$work/run" > /dev/null 2>&1
+of_all=(--device cpu --model qwen-tiny --seq-len 128 --batch-size 4 --threads 1)
+small=("${of_all[@]}" --train-data "$work/data/small_train_*.bin" --val-every 0 --sample-every 0 --steps 1 --plot 0)
+train causal run
+train asga asga
+small=(./train_causal "${of_all[@]}")
 "${PYTHON:-python3}" tests/check_data_scripts.py "$work" 2> "$work/stderr" || bad "tests/check_data_scripts.py" "$(tail -n 1 "$work/stderr")"
 
 expect "the engine scores all items" 0 "" "${small[@]}" --evaluate --checkpoint "$work/run/step_00000001" --val-batches 0 \

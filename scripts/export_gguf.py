@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Converts a checkpoint of train_causal to a GGUF file for llama.cpp, tokenizer included.
+
+    pip install gguf
+    python3 scripts/export_gguf.py out/causal/step_00001000 causal.gguf            # --type bf16 or f16 for half the size
+    llama-cli -m causal.gguf -p "We the people"                                     # llama.cpp
+
+llama.cpp's own converter refuses tokenizers that it has not seen: those of scripts/train_tokenizer.py, and single bytes. This one takes
+them, GPT-2's and Qwen's. Other attention mechanisms have no counterpart in llama.cpp (its sliding windows and sinks belong to other
+architectures) and are refused. llama.cpp does not bring text into Unicode's NFC, as Qwen's tokenizers do.
+
+Exit codes: 0 done, 2 usage or a missing package, 3 data.
+"""
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from train_tokenizer import QWEN2_PATTERN
+
+
+def fail(code, message):
+    print(f'export_gguf: {message}', file=sys.stderr)
+    sys.exit(code)
+
+
+def read_json(path):
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        fail(3, f'{path}: {error}')
+
+
+def tensors_of(path):
+    """(name, float32 array) of every tensor of a safetensors file, without loading all at once."""
+    with open(path, 'rb') as file:
+        length = int.from_bytes(file.read(8), 'little')
+        header = json.loads(file.read(length))
+    for name, entry in header.items():
+        if name == '__metadata__': continue
+        if entry['dtype'] != 'F32':
+            fail(3, f'{path}: {name} is {entry["dtype"]}, not F32 as in a checkpoint of this engine; llama.cpp\'s convert_hf_to_gguf.py takes others')
+        yield name, np.memmap(path, np.float32, 'r', 8 + length + entry['data_offsets'][0], tuple(entry['shape']))
+
+
+def architecture(config, folder):
+    """llama.cpp's name of the model's form."""
+    variant = config.get('attention_variant', 'causal')
+    if variant != 'causal' or config.get('layer_attention'):
+        fail(3, f'{folder}: has {variant} attention, which llama.cpp cannot compute; only checkpoints of train_causal convert')
+    if config['model_type'] not in ('qwen2', 'qwen3'):
+        fail(3, f'{folder}: is of the form {config["model_type"]}; llama.cpp\'s convert_hf_to_gguf.py takes it')
+    if config.get('rope_scaling'): fail(3, f'{folder}: has rope_scaling; llama.cpp\'s convert_hf_to_gguf.py takes it')
+    return config['model_type']
+
+
+def pre_tokenizer_of(tokenizer, path):
+    """llama.cpp's name of the way in which text is cut into words."""
+    described = json.dumps(tokenizer['pre_tokenizer'])
+    if not tokenizer['model']['merges']: return 'gpt-2'   # single bytes: every cut gives the same tokens
+    if json.dumps(QWEN2_PATTERN) in described: return 'qwen2'
+    if '"Split"' not in described and '"use_regex": false' not in described: return 'gpt-2'
+    fail(3, f'{path}: cuts text by a pattern that is neither GPT-2\'s nor Qwen2\'s')
+
+
+def add_tokenizer(writer, folder, config):
+    path = folder / 'tokenizer.json'
+    if not path.exists(): fail(3, f'{path}: is not there; a model without its tokenizer cannot be converted')
+    tokenizer, count = read_json(path), config['vocab_size']
+    words, kinds = [f'[PAD{n}]' for n in range(count)], [gguf.TokenType.UNUSED] * count
+    for word, number in tokenizer['model']['vocab'].items(): words[number], kinds[number] = word, gguf.TokenType.NORMAL
+    for token in tokenizer['added_tokens']:
+        number, content = token['id'], token['content']
+        unused = content.startswith('<|unused_')
+        words[number] = content
+        kinds[number] = gguf.TokenType.UNUSED if unused else gguf.TokenType.CONTROL if token['special'] else gguf.TokenType.USER_DEFINED
+    writer.add_tokenizer_model('gpt2')
+    writer.add_tokenizer_pre(pre_tokenizer_of(tokenizer, path))
+    writer.add_token_list(words)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([merge if isinstance(merge, str) else ' '.join(merge) for merge in tokenizer['model']['merges']])
+    if isinstance(config.get('eos_token_id'), int):
+        writer.add_eos_token_id(config['eos_token_id'])
+        writer.add_bos_token_id(config['eos_token_id'])
+    writer.add_add_bos_token(False)
+
+
+def add_shape(writer, config, kind):
+    writer.add_context_length(config['max_position_embeddings'])
+    writer.add_embedding_length(config['hidden_size'])
+    writer.add_block_count(config['num_hidden_layers'])
+    writer.add_feed_forward_length(config['intermediate_size'])
+    writer.add_head_count(config['num_attention_heads'])
+    writer.add_head_count_kv(config['num_key_value_heads'])
+    head = config.get('head_dim') or config['hidden_size'] // config['num_attention_heads']
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_freq_base(config['rope_theta'])
+    writer.add_layer_norm_rms_eps(config['rms_norm_eps'])
+    writer.add_vocab_size(config['vocab_size'])
+    writer.add_file_type({'f32': gguf.LlamaFileType.ALL_F32, 'f16': gguf.LlamaFileType.MOSTLY_F16,
+                          'bf16': gguf.LlamaFileType.MOSTLY_BF16}[kind])
+
+
+def add_tensors(writer, folder, config, form, kind):
+    arch = {'qwen2': gguf.MODEL_ARCH.QWEN2, 'qwen3': gguf.MODEL_ARCH.QWEN3}[form]
+    names = gguf.get_tensor_name_map(arch, config['num_hidden_layers'])
+    for name, values in tensors_of(folder / 'model.safetensors'):
+        to = names.get_name(name, try_suffixes=('.weight', '.bias'))
+        if not to: fail(3, f'{folder}: llama.cpp has no tensor {name}')
+        stored = gguf.GGMLQuantizationType[kind.upper() if values.ndim == 2 else 'F32']
+        writer.add_tensor(to, gguf.quants.quantize(values, stored), raw_dtype=stored)
+
+
+def main():
+    global gguf, np
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('checkpoint', type=Path, help='folder of a checkpoint, step_*')
+    parser.add_argument('out', type=Path, help='GGUF file to write')
+    parser.add_argument('--type', choices=('f32', 'bf16', 'f16'), default='f32', help='number type of matrices (default f32)')
+    options = parser.parse_args()
+    try:
+        import gguf
+        import numpy as np
+    except ImportError as error:
+        fail(2, f'{error.name} is not installed; pip install gguf')
+    folder, config = options.checkpoint, read_json(options.checkpoint / 'config.json')
+    form, part = architecture(config, folder), options.out.with_name(options.out.name + '.part')
+    try:
+        writer = gguf.GGUFWriter(part, form)
+        writer.add_name(folder.resolve().parent.name)
+        add_shape(writer, config, options.type)
+        add_tokenizer(writer, folder, config)
+        add_tensors(writer, folder, config, form, options.type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(part, options.out)
+    except OSError as error:
+        fail(3, str(error))
+    finally:
+        part.unlink(missing_ok=True)
+    print(f'{options.out}: {form}, {options.type}')
+
+
+if __name__ == '__main__':
+    main()
