@@ -62,6 +62,7 @@ ROUTING = {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 
 SEER = {'seer_block': 64, 'seer_query': 0, 'seer_top_k': 1, 'seer_distil': 1, 'seer_distil_weight': 1, 'seer_distil_skip': 0}
 BLOCKS = {'block': 64, 'query': 0, 'mask': 2, 'top_k': 1, 'dense_heads': 2, 'head_threshold': 0.3, 'distil': 0, 'distil_weight': 1,
           'distil_skip': 0}
+SEER_R = {'seer_r_block': 64, 'seer_r_top_k': 1, 'seer_r_threshold': 0.55, 'seer_r_distil': 1, 'seer_r_distil_weight': 1}
 INDEXER = {f'deepseek_sparse_{key}': value for key, value in
            {'heads': 3, 'dim': 32, 'top_k': 12, 'distil': 1, 'distil_weight': 1}.items()}
 FORMS |= {
@@ -116,6 +117,8 @@ FORMS |= {
     'seer': other('seer', 200, SEER, B=2, V=64),
     'seer_alone': other('seer', 330, SEER | {'seer_query': 2, 'seer_distil': 2, 'seer_distil_skip': 0.4}, V=64,
                         trains=('w_gq', 'w_gk')),
+    'seer_r': other('seer_r', 150, SEER_R, B=2, V=64, seed=6),
+    'seer_r_alone': other('seer_r', 200, SEER_R | {'seer_r_distil': 2}, B=2, NKV=1, V=64, trains=('w_gq', 'w_gk')),
     'deepseek_sparse': other('deepseek_sparse', 31, INDEXER, B=2, seed=4),
     'deepseek_sparse_alone': other('deepseek_sparse', 67, INDEXER | {'deepseek_sparse_dim': 64, 'deepseek_sparse_distil': 2}, NKV=1,
                                    trains=tuple(f'deepseek_sparse.{name}' for name in

@@ -1,8 +1,9 @@
-// adaptive_sparse and seer in rows of packed documents: each is as it is alone, in every setting that looks at no later token; and the
-// rows of blocks that make it so.
+// adaptive_sparse, seer and seer_r in rows of packed documents: each is as it is alone, in every setting that looks at no later token;
+// and the rows of blocks that make it so.
 #include "attention/adaptive_sparse.cuh"
 #include "attention/blocks/document_blocks.h"
 #include "attention/seer.cuh"
+#include "attention/seer_r.cuh"
 
 #include "tests/attention_case.h"
 #include "tests/catch.h"
@@ -114,6 +115,14 @@ TEST_CASE("seer: packed documents are as each alone, and so is what the gate lea
     check_documents<seer>(2, 1, {{S + "threshold", 0.2}, {S + "sink", 1}, {S + "distil", 1}});
     check_documents<seer>(2, 1, {{S + "top_k", 2}, {S + "block", 128}, {S + "distil", 1}, {S + "query", 1}});
     check_documents<seer>(2, 1, {{S + "top_k", 0}, {S + "query", 3}, {S + "distil", 0}});   // the map, without a selection
+}
+
+TEST_CASE("seer_r: packed documents are as each alone, and so is what the gate learns", "[attention][documents]") {
+    const std::string R = "seer_r_";
+    for (double distil : {0, 1, 2}) {
+        check_documents<seer_r>(4, 2, {{R + "top_k", 1}, {R + "distil", distil}});
+        check_documents<seer_r>(2, 1, {{R + "top_k", 4}, {R + "threshold", 0.3}, {R + "block", 128}, {R + "distil", distil}});
+    }
 }
 
 TEST_CASE("seer: forms that look ahead do not keep documents apart", "[attention][documents]") {

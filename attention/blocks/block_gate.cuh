@@ -24,6 +24,8 @@ struct GateShape {
     GateQuery query;
     Documents documents = {};
     constexpr int blocks() const { return (T + block - 1) / block; }
+    /// Of a gate whose queries are no blocks: none are pooled, and no memory is for them.
+    constexpr GateShape without_queries() const { return {B, T, 0, NKV, HS, block, query, documents}; }
     constexpr size_t of_query(int b, int h, int r) const { return (size_t(b) * NH + h) * blocks() + r; }
     constexpr size_t of_key(int b, int kv, int c) const { return (size_t(b) * NKV + kv) * blocks() + c; }
 
@@ -236,6 +238,25 @@ void rotate_blocks(Device device, Wide<X>* rows, int heads, const LayerInputs<X>
                  1, s.HS, direction, {.stride = s.block});
 }
 
+/// memory.keys from what pool() has left.
+template <class Device, class X>
+void gate_keys(Device device, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in, const X* wk, const GateShape& s) {
+    const int HS = s.HS, N = s.blocks();
+    small_products(device, block_product(memory.keys, s.NKV, N, HS), block_rows(memory.key_inputs, s.NKV, N, 3 * HS),
+                   head_weights(wk, HS, 3 * HS).transposed(), {s.B, s.NKV, N, HS, 3 * HS}, Wide<X>(1), Write::overwrite);
+    rotate_blocks(device, memory.keys, s.NKV, in, s, 1);
+}
+
+/// The gradient dkeys (B, NKV, N, HS) becomes that of the keys before RoPE, and dwk = or += theirs.
+template <class Device, class X>
+void gate_keys_backward(Device device, Wide<X>* dwk, Wide<X>* dkeys, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in,
+                        const GateShape& s, Write write) {
+    const int HS = s.HS, N = s.blocks();
+    rotate_blocks(device, dkeys, s.NKV, in, s, -1);
+    small_products(device, SmallProduct<Wide<X>>{dwk, 0, size_t(HS) * 3 * HS}, summed_rows(dkeys, s.NKV, N, HS).transposed(),
+                   summed_rows(memory.key_inputs, s.NKV, N, 3 * HS), {1, s.NKV, HS, 3 * HS, N, s.B}, Wide<X>(1), write);
+}
+
 /// memory.scores and everything that they are computed from. `wq` (NH, HS, HS), `wk` (NKV, HS, 3 HS).
 template <class Device, class X>
 void gate_scores(Device device, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in, const X* wq, const X* wk,
@@ -245,10 +266,8 @@ void gate_scores(Device device, const GateMemory<Wide<X>>& memory, const LayerIn
     pool(device, memory, in, s);
     small_products(device, block_product(memory.queries, s.NH, N, HS), block_rows(memory.query_inputs, s.NH, N, HS),
                    head_weights(wq, HS, HS).transposed(), {s.B, s.NH, N, HS, HS}, W(1), Write::overwrite);
-    small_products(device, block_product(memory.keys, s.NKV, N, HS), block_rows(memory.key_inputs, s.NKV, N, 3 * HS),
-                   head_weights(wk, HS, 3 * HS).transposed(), {s.B, s.NKV, N, HS, 3 * HS}, W(1), Write::overwrite);
     rotate_blocks(device, memory.queries, s.NH, in, s, 1);
-    rotate_blocks(device, memory.keys, s.NKV, in, s, 1);
+    gate_keys(device, memory, in, wk, s);
     small_products(device, block_product(memory.scores, s.NH, N, N, group), block_rows(memory.queries, s.NH, N, HS, group),
                    block_rows(memory.keys, s.NKV, N, HS).transposed(), {s.B, s.NKV, group * N, N, HS}, W(1) / std::sqrt(W(HS)),
                    Write::overwrite);
@@ -269,11 +288,9 @@ void gate_scores_backward(Device device, const GateGradients<Wide<X>>& g, Wide<X
     small_products(device, block_product(g.keys, s.NKV, N, HS), d.transposed(), block_rows(memory.queries, s.NH, N, HS, group),
                    {s.B, s.NKV, N, HS, group * N}, scale, Write::overwrite);
     rotate_blocks(device, g.queries, s.NH, in, s, -1);
-    rotate_blocks(device, g.keys, s.NKV, in, s, -1);
     small_products(device, SmallProduct<W>{dwq, 0, size_t(HS) * HS}, summed_rows(g.queries, s.NH, N, HS).transposed(),
                    summed_rows(memory.query_inputs, s.NH, N, HS), {1, s.NH, HS, HS, N, s.B}, W(1), Write::add);
-    small_products(device, SmallProduct<W>{dwk, 0, size_t(HS) * 3 * HS}, summed_rows(g.keys, s.NKV, N, HS).transposed(),
-                   summed_rows(memory.key_inputs, s.NKV, N, 3 * HS), {1, s.NKV, HS, 3 * HS, N, s.B}, W(1), Write::add);
+    gate_keys_backward(device, dwk, g.keys, memory, in, s, Write::add);
     small_products(device, block_product(g.query_inputs, s.NH, N, HS), block_rows(g.queries, s.NH, N, HS),
                    head_weights(wq, HS, HS), {s.B, s.NH, N, HS, HS}, W(1), Write::overwrite);
     small_products(device, block_product(g.key_inputs, s.NKV, N, 3 * HS), block_rows(g.keys, s.NKV, N, HS),

@@ -6,10 +6,7 @@
 // and optionally a second, dense call whose pooled map trains the gate (distil.cuh). In rows of packed documents (varlen) each of these
 // calls is split in two (block_documents.cuh).
 #pragma once
-#include "attention/blocks/block_documents.cuh"
-#include "attention/blocks/block_gate.cuh"
-#include "attention/blocks/block_tiles.cuh"
-#include "attention/blocks/distil.cuh"
+#include "attention/blocks/dense_map.cuh"
 #include "attention/gates/head_gate.cuh"
 #include "attention/gates/row_gate.cuh"
 #include "attention/kernel/layer.h"
@@ -116,7 +113,9 @@ struct BlockSparse : Policy {
         if (gate_training == GateTraining::gate_only) return;   // the layer's output is the dense call's
 
         if (gates_heads()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
-        if (lists(in)) list_tiles(device, kept, scratch, mask == BlockMask::soft ? everything() : choice, kept.biases, s);
+        if (lists(in))
+            list_tiles(device, block_lists(kept, scratch), kept.biases, static_cast<const Wide<X>*>(kept.gate.scores), NH,
+                       mask == BlockMask::soft ? TileChoice{.dense_heads = NH} : choice, {s, dense()});
         else spread_blocks(device, nullptr, nullptr, kept.biases, nullptr, nullptr, kept.gate.scores, {s, dense()});
         const AttentionForward<X> a = sparse_arguments(in, state, kept, statistics);
         if (kept.biases) attend(device, BiasedTiles(*this), a, scratch);
@@ -161,7 +160,6 @@ private:
     bool lists(const LayerInputs<X>& in) const {
         return chooses() || (in.documents && gate_training != GateTraining::gate_only);
     }
-    TileChoice everything() const { return {.dense_heads = NH}; }
 
     /// Kept from the forward to the backward pass. Null where the options do not need it.
     template <class W>
@@ -225,13 +223,9 @@ private:
         }
     };
 
-    /// Fills kept.count and kept.list with the tiles of the `visited` blocks, and the biases of tiles unless null.
     template <class Device, class X>
-    void list_tiles(Device device, const Kept<Wide<X>>& kept, const ForwardScratch<X, Device>& scratch, const TileChoice& visited,
-                    Wide<X>* biases, const GateShape& s) const {
-        choose_tiles(device, scratch.block_count, scratch.blocks, kept.gate.scores, {s.B, s.NH, s.NH, s.blocks()}, visited,
-                     FirstBlock{s});
-        spread_blocks(device, kept.count, kept.list, biases, scratch.block_count, scratch.blocks, kept.gate.scores, {s, dense()});
+    static BlockLists block_lists(const Kept<Wide<X>>& kept, const ForwardScratch<X, Device>& scratch) {
+        return {scratch.block_count, scratch.blocks, kept.count, kept.list};
     }
 
     template <class X>
@@ -266,13 +260,8 @@ private:
         AttentionForward<X> a = kernel_arguments(in, state, is_output ? statistics : Statistics<X>{});
         a.gate = nullptr, a.gated_out = nullptr;
         if (!is_output) a.out = scratch.out, a.lse = scratch.lse;
-        if (in.documents || !a.statistics.tile_max) a.statistics.tile_max = scratch.tile_max;
-        if (in.documents) {
-            list_tiles(device, kept, scratch, everything(), nullptr, gate_shape(in));
-            a.list = {kept.count, kept.list, tiles_of(in.T)};
-        }
-        attend(device, PlainTiles(*this), a, scratch);
-        return {a.statistics.tile_max, a.lse};
+        return dense_map_of_call(device, PlainTiles(*this), a, scratch.tile_max, block_lists(kept, scratch), kept.gate.scores,
+                                 gate_shape(in), scratch.of_documents);
     }
 
     /// The dense call and the distillation from it: fills kept.distilled and state.score_inputs.auxiliary.
@@ -281,8 +270,8 @@ private:
                           const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
         const GateShape s = gate_shape(in);
         const DenseMap<Wide<X>> map = dense_map(device, in, state, kept, scratch, statistics);
-        distil(device, kept.distilled, scratch.divergences, kept.gate.scores, map, s,
-               Distillation{distil_weight, dense(), distil_skip});
+        distil(device, kept.distilled, scratch.divergences, kept.gate.scores,
+               BlockTeacher<Wide<X>>{map, s, {distil_weight, dense(), distil_skip}});
         if (state.score_inputs.auxiliary)
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, s.B * s.NH, s.blocks());
     }

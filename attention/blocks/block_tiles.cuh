@@ -3,6 +3,7 @@
 #pragma once
 #include "attention/blocks/block_gate.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/masks/select.cuh"
 
 /// For the kernel: causal attention with z = a + the tile's bias.
 struct BiasedTiles : Policy {
@@ -135,3 +136,17 @@ inline void gather_dscores(GPU device, float* dscores, const float* dbiases, con
 }
 
 #endif
+
+/// The blocks of keys that blocks of queries visit, and their tiles.
+struct BlockLists {
+    int *block_count, *blocks;   // (B, NH, N), (B, NH, N, N)
+    int *count, *list;           // (B, NH, tiles), (B, NH, tiles, tiles)
+};
+
+/// Fills the lists with the `visited` blocks by scores (B, heads, N, N), and the biases of tiles unless null.
+template <class Device, class W>
+void list_tiles(Device device, const BlockLists& to, W* biases, const W* scores, int heads, const TileChoice& visited,
+                const BlockTiles& t) {
+    choose_tiles(device, to.block_count, to.blocks, scores, {t.s.B, t.s.NH, heads, t.s.blocks()}, visited, FirstBlock{t.s});
+    spread_blocks(device, to.count, to.list, biases, to.block_count, to.blocks, scores, t);
+}

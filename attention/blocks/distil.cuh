@@ -38,25 +38,46 @@ template <class W>
 struct DenseMap {
     const W *tile_max, *lse;
 
-    /// log R_rc.
-    constexpr W exponent(const GateShape& s, int b, int h, int r, int c) const {
-        const int tiles = tiles_of(s.T), of_block = s.block / TILE, begin = s.queries_begin(b, r), count = s.tokens(b, r);
+    /// The log of the greatest weight of token t in block c; `row` is its row of the maxima.
+    constexpr W of_token(const GateShape& s, int b, int h, int row, int t, int c) const {
+        const int of_block = s.block / TILE;
         const size_t rows = (size_t(b) * s.NH + h) * s.T;
         W largest = -1e30f;
-        for (int i = 0; i < count; i++)
-            for (int tile = c * of_block; tile < (c + 1) * of_block; tile++) {
-                const W here = tile_max[(rows + r * s.block + i) * tiles + tile] - lse[rows + begin + i];
-                if (here > largest) largest = here;
-            }
+        for (int tile = c * of_block; tile < (c + 1) * of_block; tile++) {
+            const W here = tile_max[(rows + row) * tiles_of(s.T) + tile] - lse[rows + t];
+            if (here > largest) largest = here;
+        }
+        return largest;
+    }
+    /// log R_rc.
+    constexpr W exponent(const GateShape& s, int b, int h, int r, int c) const {
+        const int begin = s.queries_begin(b, r), count = s.tokens(b, r);
+        W largest = -1e30f;
+        for (int i = 0; i < count; i++) {
+            const W here = of_token(s, b, h, r * s.block + i, begin + i, c);
+            if (here > largest) largest = here;
+        }
         return largest;
     }
 };
 
-/// dscores (B, NH, N, N) = the gradient of the objective per unit of dloss, zero where nothing is distilled; divergences (B, NH, N)
-/// = each row's contribution to the objective.
-template <class X>
-void distil(CPU, X* dscores, X* divergences, const X* scores, const DenseMap<X>& map, const GateShape& s, const Distillation& d) {
-    const int N = s.blocks();
+/// What distil() compares: the shape (B, heads, rows, N) of scores, which of a row's are distilled, and the teacher's logarithms.
+template <class W>
+struct BlockTeacher {
+    DenseMap<W> map;
+    GateShape s;
+    Distillation d;
+    constexpr int heads() const { return s.NH; }
+    constexpr int rows() const { return s.blocks(); }
+    constexpr Distillation::Row row(int b, int h, int r) const { return d.row(s, b, h, r); }
+    constexpr W exponent(int b, int h, int r, int c) const { return map.exponent(s, b, h, r, c); }
+};
+
+/// dscores (B, heads, rows, N) = the gradient of the objective per unit of dloss, zero where nothing is distilled; divergences
+/// (B, heads, rows) = each row's contribution to the objective. A teacher is a BlockTeacher or another with its members.
+template <class X, class Teacher>
+void distil(CPU, X* dscores, X* divergences, const X* scores, const Teacher& teacher) {
+    const int N = teacher.s.blocks();
     const auto log_sum = [](const X* x, int n) {
         X largest = x[0], sum = 0;
         for (int c = 1; c < n; c++) largest = std::max(largest, x[c]);
@@ -64,17 +85,17 @@ void distil(CPU, X* dscores, X* divergences, const X* scores, const DenseMap<X>&
         return largest + std::log(sum);
     };
 #pragma omp parallel for collapse(3)
-    for (int b = 0; b < s.B; b++)
-        for (int h = 0; h < s.NH; h++)
-            for (int r = 0; r < N; r++) {
-                const size_t row = s.of_query(b, h, r);
+    for (int b = 0; b < teacher.s.B; b++)
+        for (int h = 0; h < teacher.heads(); h++)
+            for (int r = 0; r < teacher.rows(); r++) {
+                const size_t row = (size_t(b) * teacher.heads() + h) * teacher.rows() + r;
                 const X* mine = scores + row * N;
                 X* to = dscores + row * N;
                 std::fill_n(to, N, X(0));
                 divergences[row] = 0;
-                const Distillation::Row of = d.row(s, b, h, r);
+                const Distillation::Row of = teacher.row(b, h, r);
                 if (of.count() == 0) continue;
-                for (int c = of.first; c < of.end; c++) to[c] = map.exponent(s, b, h, r, c);
+                for (int c = of.first; c < of.end; c++) to[c] = teacher.exponent(b, h, r, c);
                 const X of_teacher = log_sum(to + of.first, of.count()), of_student = log_sum(mine + of.first, of.count());
                 for (int c = of.first; c < of.end; c++) {
                     const X log_t = to[c] - of_teacher, log_p = mine[c] - of_student, t = std::exp(log_t);
@@ -95,12 +116,14 @@ void scores_of_map(CPU, X* scores, const DenseMap<X>& map, const GateShape& s) {
                 for (int c = s.first(b, r); c < r; c++) scores[s.of_query(b, h, r) * N + c] = map.exponent(s, b, h, r, c);
 }
 
-/// auxiliary (heads) = sums over the rows of divergences (heads, rows); zero where rows is 0.
+/// auxiliary (heads) = sums over the rows of divergences (heads / group, rows), of which every head of a group gets an equal part; zero
+/// where rows is 0.
 template <class X>
-void sum_divergences(CPU, X* auxiliary, const X* divergences, int heads, int rows) {
+void sum_divergences(CPU, X* auxiliary, const X* divergences, int heads, int rows, int group = 1) {
     for (int n = 0; n < heads; n++) {
-        auxiliary[n] = 0;
-        for (int r = 0; r < rows; r++) auxiliary[n] += divergences[size_t(n) * rows + r];
+        X sum = 0;
+        for (int r = 0; r < rows; r++) sum += divergences[size_t(n / group) * rows + r];
+        auxiliary[n] = sum / X(group);
     }
 }
 
@@ -123,19 +146,18 @@ __device__ __forceinline__ float log_sum(const float* x, int n, Shared& shared) 
 }   // namespace distillation
 
 /// Block (r, h, b). Except in the sums, a thread reads and writes its own blocks c only.
-template <class W>
-__global__ void distil_kernel(W* dscores, W* divergences, const W* scores, const DenseMap<W> map, const GateShape s,
-                              const Distillation d) {
+template <class W, class Teacher>
+__global__ void distil_kernel(W* dscores, W* divergences, const W* scores, const Teacher teacher) {
     using namespace distillation;
     auto& shared = dynamic_shared<Shared>();
-    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, N = s.blocks(), lane = threadIdx.x;
-    const Distillation::Row of = d.row(s, b, h, r);
-    const size_t row = s.of_query(b, h, r);
+    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, N = teacher.s.blocks(), lane = threadIdx.x;
+    const Distillation::Row of = teacher.row(b, h, r);
+    const size_t row = (size_t(b) * teacher.heads() + h) * teacher.rows() + r;
     for (int c = lane; c < N; c += THREADS)
         if (c < of.first || c >= of.end) dscores[row * N + c] = 0;
     const W* mine = scores + row * N + of.first;   // from here on c counts from there
     W* to = dscores + row * N + of.first;
-    for (int c = lane; c < of.count(); c += THREADS) to[c] = map.exponent(s, b, h, r, of.first + c);
+    for (int c = lane; c < of.count(); c += THREADS) to[c] = teacher.exponent(b, h, r, of.first + c);
     const float of_teacher = log_sum(to, of.count(), shared), of_student = log_sum(mine, of.count(), shared);
     float sum = 0;
     for (int c = lane; c < of.count(); c += THREADS) {
@@ -158,23 +180,24 @@ inline void scores_of_map(GPU device, float* scores, const DenseMap<float>& map,
     launch(device, scores_of_map_kernel<float>, Grid(s.blocks(), s.NH, s.B), 64, 0, scores, map, s);
 }
 
+/// One warp per head.
 template <class W>
-__global__ void sum_divergences_kernel(W* auxiliary, const W* divergences, int heads, int rows) {
-    const int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= heads) return;
+__global__ void sum_divergences_kernel(W* auxiliary, const W* divergences, int rows, int group) {
+    const int n = blockIdx.x;
     W sum = 0;
-    for (int r = 0; r < rows; r++) sum += divergences[size_t(n) * rows + r];
-    auxiliary[n] = sum;
+    for (int r = threadIdx.x; r < rows; r += WARP) sum += divergences[size_t(n / group) * rows + r];
+    sum = warp_sum(sum);
+    if (threadIdx.x == 0) auxiliary[n] = sum / W(group);
 }
 
-inline void distil(GPU device, float* dscores, float* divergences, const float* scores, const DenseMap<float>& map,
-                   const GateShape& s, const Distillation& d) {
+template <class Teacher>
+void distil(GPU device, float* dscores, float* divergences, const float* scores, const Teacher& teacher) {
     using namespace distillation;
-    const Grid grid(s.blocks(), s.NH, s.B);
-    launch(device, distil_kernel<float>, grid, THREADS, sizeof(Shared), dscores, divergences, scores, map, s, d);
+    const Grid grid(teacher.rows(), teacher.heads(), teacher.s.B);
+    launch(device, distil_kernel<float, Teacher>, grid, THREADS, sizeof(Shared), dscores, divergences, scores, teacher);
 }
-inline void sum_divergences(GPU device, float* auxiliary, const float* divergences, int heads, int rows) {
-    launch(device, sum_divergences_kernel<float>, Grid(blocks_for(heads, 128)), 128, 0, auxiliary, divergences, heads, rows);
+inline void sum_divergences(GPU device, float* auxiliary, const float* divergences, int heads, int rows, int group = 1) {
+    launch(device, sum_divergences_kernel<float>, Grid(heads), WARP, 0, auxiliary, divergences, rows, group);
 }
 
 #endif

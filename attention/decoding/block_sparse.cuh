@@ -18,6 +18,8 @@ struct BlockGateUse {
 
     BlockGateUse(const BlockSparse& b, const X* weights)
         : wq(weights + b.wq.offset), wk(weights + b.wk.offset), choice(b.choice), visits_all(b.mask == BlockMask::soft) {}
+    /// For keys alone.
+    explicit BlockGateUse(const X* wk_) : wq(nullptr), wk(wk_), visits_all(false) {}
 };
 
 /// What the gate keeps: of one sequence on the CPU, of several on a GPU.
@@ -48,6 +50,8 @@ public:
     /// Whether the rows of the newest block visit block c in head h, and their score for it.
     bool visits(int h, int c) const { return visits_[size_t(h) * s_.blocks() + c]; }
     X score(int h, int c) const { return scores_[size_t(h) * s_.blocks() + c]; }
+    /// The gate's key of complete block c.
+    const X* key(int kv, int c) const { return gate_keys_ + c * row(s_.NKV) + size_t(kv) * s_.HS; }
 
 private:
     size_t row(int heads) const { return size_t(heads) * s_.HS; }
@@ -196,18 +200,31 @@ struct Shared {
     float inputs[3 * THREADS], product[THREADS];
 };
 
-/// product = RoPE(weight (HS, width) inputs), at the position of block c's first token.
-template <class X>
-__device__ void project(Shared& shared, const X* weight, int width, const LayerInputs<X>& in, int block, int c) {
+/// product = RoPE(weight (HS, width) inputs (width), position).
+template <class X, class Y>
+__device__ void project(Shared& shared, const X* weight, const Y* inputs, int width, const LayerInputs<X>& in, int position) {
     const int d = threadIdx.x, half = in.HS / 2;
     float sum = 0;
-    for (int n = 0; d < in.HS && n < width; n++) sum += to_float(weight[size_t(d) * width + n]) * shared.inputs[n];
+    for (int n = 0; d < in.HS && n < width; n++) sum += to_float(weight[size_t(d) * width + n]) * to_float(inputs[n]);
     __syncthreads();   // inputs have been read
     if (d < in.HS) shared.product[d] = sum;
     __syncthreads();
     if (d < half) {
-        const size_t angle = size_t(c) * block * half + d;
+        const size_t angle = size_t(position) * half + d;
         rotate_pair(shared.product[d], shared.product[d + half], in.cosine[angle], in.sine[angle]);
+    }
+    __syncthreads();
+}
+
+/// scores (r) of the product and the keys of the first r blocks.
+template <class X>
+__device__ void score_blocks(float* scores, const Shared& shared, const GateState<GPU, X>& to, int sequence, int kv, int r) {
+    const GateShape& s = to.s;
+    for (int c = threadIdx.x; c < r; c += THREADS) {
+        const float* key = to.gate_keys + s.of_key(sequence, kv, c) * s.HS;
+        float sum = 0;
+        for (int e = 0; e < s.HS; e++) sum += shared.product[e] * key[e];
+        scores[c] = sum / sqrtf(float(s.HS));
     }
     __syncthreads();
 }
@@ -221,14 +238,8 @@ __device__ void choose(Shared& shared, const GateState<GPU, X>& to, const LayerI
     const size_t row = (size_t(sequence) * s.NH + h) * s.blocks();
     if (d < HS) shared.inputs[d] = s.query == GateQuery::first ? to_float(q[d]) : r > 0 ? query_sum / float(s.block) : 0.0f;
     __syncthreads();
-    project(shared, use.wq + size_t(h) * HS * HS, HS, in, s.block, r);
-    for (int c = d; c < r; c += THREADS) {
-        const float* key = to.gate_keys + s.of_key(sequence, kv, c) * HS;
-        float sum = 0;
-        for (int e = 0; e < HS; e++) sum += shared.product[e] * key[e];
-        to.scores[row + c] = sum / sqrtf(float(HS));
-    }
-    __syncthreads();
+    project(shared, use.wq + size_t(h) * HS * HS, shared.inputs, HS, in, r * s.block);
+    score_blocks(to.scores + row, shared, to, sequence, kv, r);
     const CandidateSoftmax<float> softmax(to.scores + row, use.choice, r);
     for (int c = d; c <= r; c += THREADS)
         to.visits[row + c] = use.visits_all || chosen(to.scores + row, use.choice, softmax, h, r, c);
@@ -271,7 +282,7 @@ __device__ void add_keys(Shared& shared, const GateState<GPU, X>& to, const Laye
     }
     if (d < HS) shared.inputs[d] = greatest, shared.inputs[HS + d] = smallest, shared.inputs[2 * HS + d] = sum / float(s.block);
     __syncthreads();
-    project(shared, use.wk + size_t(kv) * HS * 3 * HS, 3 * HS, in, s.block, c);
+    project(shared, use.wk + size_t(kv) * HS * 3 * HS, shared.inputs, 3 * HS, in, c * s.block);
     if (d < HS) to.gate_keys[s.of_key(sequence, kv, c) * HS + d] = shared.product[d];
 }
 

@@ -1,6 +1,8 @@
 // Many matrix products, each too small for a library call and of mixed number types: what gates compute from pooled queries and
 // keys. Sums are in Wide<X>, by plain multiplications and additions in a fixed order.
 #pragma once
+#include <algorithm>
+
 #include "model/device/blas.h"
 #include "model/device/device.h"
 
@@ -36,13 +38,16 @@ void small_products(CPU, const SmallProduct<X>& out, const Factor<X>& a, const F
     const auto distance = [](const Factor<X>& f, int rows, int columns) {
         return f.column == 1 ? std::max(f.row, size_t(columns)) : std::max(f.column, size_t(rows));
     };
-#pragma omp parallel for collapse(2)
+    const int piece = 64;   // rows that a thread takes
+#pragma omp parallel for collapse(3)
     for (int n = 0; n < s.B; n++)
         for (int h = 0; h < s.H; h++)
-            for (int k = 0; k < s.summands; k++)
-                gemm(transposed(a), transposed(b), s.M, s.N, s.K, scale, a.data + n * a.sequence + h * a.head + k * a.summand,
-                     distance(a, s.M, s.K), b.data + n * b.sequence + h * b.head + k * b.summand, distance(b, s.K, s.N),
-                     X(k > 0 || write == Write::add), out.data + n * out.sequence + h * out.head, s.N);
+            for (int r = 0; r < s.M; r += piece)
+                for (int k = 0; k < s.summands; k++)
+                    gemm(transposed(a), transposed(b), std::min(piece, s.M - r), s.N, s.K, scale,
+                         a.data + n * a.sequence + h * a.head + k * a.summand + r * a.row, distance(a, s.M, s.K),
+                         b.data + n * b.sequence + h * b.head + k * b.summand, distance(b, s.K, s.N),
+                         X(k > 0 || write == Write::add), out.data + n * out.sequence + h * out.head + size_t(r) * s.N, s.N);
 }
 
 #ifdef WITH_GPU

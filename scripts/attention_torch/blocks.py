@@ -37,20 +37,30 @@ def chosen_blocks(gate, s, notes):
     return chosen
 
 
+def chosen_by_tokens(gate, block, top, notes):
+    """(B, heads, T, whole blocks): of every token's past blocks the `top` with the greatest scores."""
+    T, whole = gate.shape[-2:]
+    own = torch.arange(T) // block
+    ranked = gate.masked_fill(torch.arange(whole) >= own[:, None], -torch.inf).sort(stable=True, dim=-1, descending=True)
+    if 0 < top < whole:
+        notes.chose((ranked.values[..., top - 1] - ranked.values[..., top])[..., own > top])
+    chosen = torch.zeros(gate.shape, dtype=torch.bool)
+    return chosen.scatter_(-1, ranked.indices[..., :top], ranked.values[..., :top] > -torch.inf)
+
+
+def own_and(chosen, a, block):
+    """The pairs (B, heads, T, T) of every token with the chosen blocks and, causally, its own."""
+    chosen = F.pad(chosen, (0, -(-a.T // block) - chosen.shape[-1])) | (torch.arange(-(-a.T // block)) == a.i // block)
+    return a.causal & chosen[..., a.j[0] // block]
+
+
 def moba(a, w, s, notes):
     """Every token and head sees its own block and the k - 1 past ones whose mean keys have the greatest products with its query."""
     block, top = s['moba_block'], s['moba_top_k'] - 1
     whole = a.T // block
     means = a.k[:, :, :whole * block].unflatten(2, (whole, block)).mean(3)
     gate = (a.q @ for_query_heads(means, a.NH).transpose(-1, -2)).detach()     # (B, NH, T, whole blocks)
-    own = torch.arange(a.T) // block
-    ranked = gate.masked_fill(torch.arange(whole) >= own[:, None], -torch.inf).sort(-1, descending=True)
-    if 0 < top < whole:
-        notes.chose((ranked.values[..., top - 1] - ranked.values[..., top])[..., own > top])
-    chosen = torch.zeros(a.B, a.NH, a.T, -(-a.T // block), dtype=torch.bool)
-    chosen.scatter_(-1, ranked.indices[..., :top], ranked.values[..., :top] > -torch.inf)
-    chosen |= torch.arange(chosen.shape[-1]) == own[:, None]
-    return attend(scores(a.q, a.k), a.causal & chosen[..., a.j[0] // block], a.v)
+    return attend(scores(a.q, a.k), own_and(chosen_by_tokens(gate, block, top, notes), a, block), a.v)
 
 
 @torch.no_grad()
@@ -127,3 +137,48 @@ def seer(a, w, s, notes):
     if s['distil'] == 2:
         return attend(scores(a.q, a.k), a.causal, a.v)
     return attend(scores(a.q, a.k), a.causal & spread(chosen_blocks(gate, s, notes), a, block), a.v)
+
+
+def token_scores(a, w, block):
+    """The block gate for single tokens (B, NKV, T, whole blocks); nothing goes back into q and k."""
+    whole = a.T // block
+    q = a.q_pre.detach().unflatten(1, (a.NKV, -1)).transpose(2, 3).flatten(3)     # (B, NKV, T, the group's heads)
+    k = a.k_pre.detach()[:, :, :whole * block].unflatten(2, (whole, block))
+    pooled = torch.cat((k.amax(3), k.amin(3), k.mean(3)), -1)                     # (B, NKV, whole, 3 HS)
+    q_gate = rope(torch.einsum('hod,bhtd->bhto', w['w_gq'], q), a.theta, torch.arange(a.T))
+    return scores(q_gate, rope(torch.einsum('hod,bhnd->bhno', w['w_gk'], pooled), a.theta, torch.arange(whole) * block))
+
+
+def token_distillation(a, gate, block):
+    """Mean over sequences, key/value heads and tokens of KL(teacher || softmax of the scores), over the past blocks of each. The teacher
+    is the greatest weight in each of them of dense attention's heads that share keys, divided by its sum."""
+    whole = gate.shape[-1]
+    dense = masked_softmax(scores(a.q, a.k), a.causal)[0].detach()[..., :whole * block]
+    peaks = dense.unflatten(-1, (whole, block)).amax(-1).unflatten(1, (a.NKV, -1)).amax(2)[:, :, block:]
+    past = (torch.arange(whole) < a.i // block)[block:]        # tokens of the first block have none, and add 0
+    peaks = peaks * past
+    teacher, student = peaks / peaks.sum(-1, keepdim=True), gate[:, :, block:].masked_fill(~past, -torch.inf).log_softmax(-1)
+    return torch.where(past, teacher * (teacher.log() - student), 0).sum() / (a.B * a.NKV * a.T)
+
+
+def seer_r(a, w, s, notes):
+    """Every token and key/value head sees its own block and past ones that the gate chooses: the top_k with the greatest scores, and of
+    them, with a threshold, those with more than this share of the softmax. The gate learns as seer's. With distil 2 attention is dense."""
+    s = {key.removeprefix('seer_r_'): value for key, value in s.items()}
+    block, gate = s['block'], token_scores(a, w, s['block'])
+    if s['distil']:
+        notes.auxiliary = notes.auxiliary + s['distil_weight'] * token_distillation(a, gate, block)
+    if s['distil'] == 2:
+        return attend(scores(a.q, a.k), a.causal, a.v)
+    chosen = chosen_by_tokens(gate.detach(), block, s['top_k'], notes)
+    if s.get('threshold', 0) > 0:
+        past = torch.arange(gate.shape[-1]) < a.i // block
+        share = gate.detach().masked_fill(~past, -torch.inf).softmax(-1)
+        notes.chose((share - s['threshold']).abs()[chosen])
+        chosen &= share > s['threshold']
+    visible = own_and(chosen, a, block).repeat_interleave(a.NH // a.NKV, 1)
+    return attend(scores(a.q, a.k), visible, a.v)
+
+
+def token_gate_tensors(form, s):
+    return {'w_gq': Tensor((form.NKV, form.HS, form.NH // form.NKV * form.HS), 0.2), 'w_gk': Tensor((form.NKV, form.HS, 3 * form.HS), 0.2)}

@@ -10,7 +10,7 @@ and tensors(form, s) says which tensors it has in a model of the sizes form.C, f
 
 Names as in the engine: B batch, T tokens, C channels; NH query heads, NKV key/value heads, HS head size; i query, j key, h head.
 """
-from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, moba, seer
+from .blocks import adaptive_sparse, adaptive_sparse_tensors, gate_tensors, moba, seer, seer_r, token_gate_tensors
 from .gates import dsa, gated, gated_tensors, moh, moh_tensors
 from .indexer import deepseek_sparse, indexer_tensors
 from .learned_scores import (asga, bam, bam_tensors, forgetting, forgetting_tensors, ppa, ppa_tensors, shaw, shaw_tensors,
@@ -59,11 +59,12 @@ TABLE = {
     'infllm_v2': (infllm_v2, no_tensors),
     'adaptive_sparse': (adaptive_sparse, adaptive_sparse_tensors),
     'seer': (seer, gate_tensors),
+    'seer_r': (seer_r, token_gate_tensors),
     'moba': (moba, no_tensors),
     'deepseek_sparse': (deepseek_sparse, indexer_tensors),
 }
 # Whose objective has a loss of its own beside the task's.
-OWN_LOSS = ('moh', 'adaptive_sparse', 'seer', 'deepseek_sparse')
+OWN_LOSS = ('moh', 'adaptive_sparse', 'seer', 'seer_r', 'deepseek_sparse')
 
 
 # The settings that a variant reads, by their keys in config.json; those that matter to training alone are among them.
@@ -100,6 +101,7 @@ SETTINGS = {
     'adaptive_sparse': tuple(f'adaptive_sparse_{key}' for key in (
         'block', 'query', 'mask', 'top_k', 'threshold', 'sink', 'dense_heads', 'head_threshold', 'ste', *DISTILLATION)),
     'seer': tuple(f'seer_{key}' for key in ('block', 'query', 'top_k', 'threshold', 'sink', *DISTILLATION)),
+    'seer_r': tuple(f'seer_r_{key}' for key in ('block', 'top_k', 'threshold', 'distil', 'distil_weight')),
     'moba': ('moba_block', 'moba_top_k'),
     'infllm_v2': tuple(f'infllm_v2_{key}' for key in ('kernel', 'stride', 'top_k', 'local')),
     'deepseek_sparse': tuple(f'deepseek_sparse_{key}' for key in ('heads', 'dim', 'top_k', 'distil', 'distil_weight')),

@@ -46,6 +46,7 @@ FORMS = {  # options that show a variant's pattern in 512 tokens
     'nsa': ('--window', 63, '--nsa-selected', 3),
     'routing': (*WINDOW, '--routing-clusters', 8),
     'seer': ('--seer-top-k', 2),
+    'seer_r': ('--seer-r-top-k', 2),
     'sinks': (*WINDOW, '--sinks', 16),
     'sinks_cache': (*WINDOW, '--sinks', 16),
     'sliding_window': WINDOW,

@@ -66,12 +66,12 @@ TEST_CASE("GPU: distillation from made-up maxima, more blocks than threads, bloc
         const Numbers tile_max = rounded<float>(normal_numbers(rows * tiles_of(T), 1, 2)),
                       lse = rounded<float>(normal_numbers(rows, 2)), scores = rounded<float>(normal_numbers(s.NH * N * N, 3));
         Numbers dscores(scores.size(), NAN), divergences(s.NH * N, NAN), sums(s.NH, NAN);
-        distil(CPU{}, dscores.data(), divergences.data(), scores.data(), DenseMap<double>{tile_max.data(), lse.data()}, s, d);
+        distil(CPU{}, dscores.data(), divergences.data(), scores.data(), BlockTeacher<double>{{tile_max.data(), lse.data()}, s, d});
         sum_divergences(CPU{}, sums.data(), divergences.data(), s.NH, int(N));
         const DeviceArray<float> max_there(tile_max), lse_there(lse), scores_there(scores), dscores_there(dscores.size(), NAN),
             divergences_there(divergences.size(), NAN), sums_there(s.NH, NAN);
         distil(test_gpu(), dscores_there.data(), divergences_there.data(), scores_there.data(),
-               DenseMap<float>{max_there.data(), lse_there.data()}, s, d);
+               BlockTeacher<float>{{max_there.data(), lse_there.data()}, s, d});
         sum_divergences(test_gpu(), sums_there.data(), divergences_there.data(), s.NH, int(N));
         CHECK(difference(dscores_there.numbers(), dscores, {1e-5, 1e-5}) == "");
         CHECK(difference(divergences_there.numbers(), divergences, {1e-5, 1e-5}) == "");

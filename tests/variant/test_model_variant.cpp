@@ -20,7 +20,7 @@ Config config_of_packed() {
     config.settings["moh_balance"] = 0;   // a loss of whole rows
     config.settings["deepseek_sparse_top_k"] = 7;
     config.settings.insert({{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"nsa_selected", 4.0}});
-    config.settings.insert({{"seer_top_k", 1.0}, {"adaptive_sparse_top_k", 1.0}});
+    config.settings.insert({{"seer_top_k", 1.0}, {"seer_r_top_k", 1.0}, {"adaptive_sparse_top_k", 1.0}});
     return config;
 }
 

@@ -218,7 +218,8 @@ GPU_VARIANT_CASE(" attention on the GPU: sequences so long that a mechanism whic
     }
 }
 
-// adaptive_sparse and seer, and what moba has of it: short documents, several that begin within 64 tokens, few blocks of many.
+// adaptive_sparse and seer, and what moba and seer_r have of it: short documents, several that begin within 64 tokens, few blocks of many.
+// At most four blocks of each token: a GPU's passes take no more at once, and others count other tiles.
 GPU_VARIANT_CASE(" attention on the GPU: packed documents with blocks of queries that choose among their own, float32", "[gpu][attention][variant][documents]") {
     std::vector<int32_t> starts;   // rows of 330
     for (const auto& [begin, end] : {std::pair{0, 30}, {30, 31}, {31, 230}, {230, 233}, {233, 330}, {0, 330}})
@@ -226,7 +227,7 @@ GPU_VARIANT_CASE(" attention on the GPU: packed documents with blocks of queries
     using Settings = std::map<std::string, double>;
     for (const Settings& modes : {Settings{{"top_k", 2}}, {{"top_k", 2}, {"block", 128}, {"query", 1}}, {{"mask", 0}, {"query", 1}},
                                   {{"mask", 1}, {"distil", 1}, {"top_k", 1}, {"sink", 1}}, {{"distil", 1}, {"distil_skip", 0.4}},
-                                  {{"threshold", 0.3}}, {{"distil", 2}}}) {
+                                  {{"threshold", 0.3}, {"top_k", 4}}, {{"distil", 2}}}) {
         LayerSizes sizes{2, 330, 2, 1, 32};
         bool has_blocks = false;
         for (const Setting& setting : variant.settings()) {

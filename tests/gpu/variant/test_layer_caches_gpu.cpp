@@ -147,7 +147,8 @@ const std::map<std::string, double> SMALL = {
     {"attention_window", 20}, {"attention_dense_until", 30}, {"sinks_tokens", 3},  {"longformer_globals", 5}, {"strided_stride", 7},
     {"longnet_segment", 16},  {"bigbird_block", 8},          {"moba_block", 64},   {"moba_top_k", 2},         {"mosa_rho", 2},
     {"shaw_clip", 7},         {"asga_hidden", 5},            {"routing_clusters", 3},  {"seer_top_k", 1},         {"seer_distil", 0},
-    {"adaptive_sparse_top_k", 1}, {"nsa_selected", 4},       {"deepseek_sparse_dim", 32},
+    {"seer_r_top_k", 1},      {"seer_r_distil", 0},          {"adaptive_sparse_top_k", 1}, {"nsa_selected", 4},
+    {"deepseek_sparse_dim", 32},
     {"deepseek_sparse_top_k", 150}};   // in bf16 all are chosen: where rows choose, rounding may change the choice
 
 /// Three texts side by side, and the second alone.

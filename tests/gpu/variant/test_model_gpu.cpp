@@ -65,7 +65,8 @@ GPU_VARIANT_CASE(" model on the GPU: gradients of rows of several documents are 
     Config few = small_config(false);   // blocks to choose from take long documents
     few.settings.insert_or_assign("moba_block", 64), few.settings.insert_or_assign("moba_top_k", 2);
     few.L = 1, few.settings.insert_or_assign("nsa_selected", 4);
-    few.settings.insert_or_assign("seer_top_k", 1), few.settings.insert_or_assign("adaptive_sparse_top_k", 1);
+    few.settings.insert_or_assign("seer_top_k", 1), few.settings.insert_or_assign("seer_r_top_k", 1);
+    few.settings.insert_or_assign("adaptive_sparse_top_k", 1);
     check_gradients<float>(variant, few, 2, 370, borders, {70, 350});
 }
 

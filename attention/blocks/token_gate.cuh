@@ -1,0 +1,166 @@
+// The block gate for single tokens (SeerAttention-R): a score for every token, key/value head and block of keys.
+//     qg_t = RoPE(Wq [q_t of the head's g query heads], position of t)     Wq (NKV, HS, g HS)
+//     kg_c = RoPE(Wk [max; min; mean of k over block c], position of c's first token)     Wk (NKV, HS, 3 HS), as in block_gate.cuh
+//     score_tc = HS^-1/2 qg_t.kg_c
+// Scores are for blocks that end before the token's own begins. q and k are those before RoPE, and count as constant: what the gate
+// learns changes Wq and Wk alone. Blocks of packed documents: document_blocks.h.
+#pragma once
+#include "attention/blocks/block_rows.cuh"
+#include "attention/blocks/choose_blocks.cuh"
+#include "attention/blocks/distil.cuh"
+
+/// The gate's memory, in W = Wide<X>.
+template <class W>
+struct TokenGate {
+    GateShape s;
+    GateMemory<W> of_keys;
+    int* positions;        // (B, NKV, T) that queries are rotated to
+    W *queries, *scores;   // (B, NKV, T, HS) qg, (B, NKV, T, N)
+
+    TokenGate(BumpAllocator& allocator, const GateShape& shape) : s(shape), of_keys(allocator, shape.without_queries()) {
+        positions = allocator.take<int>(rows());
+        queries = allocator.take<W>(rows() * s.HS), scores = allocator.take<W>(rows() * s.blocks());
+    }
+
+    constexpr size_t rows() const { return size_t(s.B) * s.NKV * s.T; }
+    constexpr const W* scores_of(int b, int kv, int t) const { return scores + ((size_t(b) * s.NKV + kv) * s.T + t) * s.blocks(); }
+
+    /// A token's past blocks: `past` of them, from number `first` on.
+    constexpr int first(int b, int t) const { return s.in_row().first(b, t); }
+    constexpr int past(int b, int t) const { return s.in_row().inside(b, t) / s.block; }
+};
+
+/// As far behind the first tokens of its document's blocks, which rotate_blocks() has at n block, as in the document alone.
+template <class W>
+struct PlaceGateQueries {
+    TokenGate<W> gate;
+    constexpr void operator()(unsigned row, int t) const {
+        const int b = int(row) / gate.s.NKV;
+        gate.positions[size_t(row) * gate.s.T + t] = gate.first(b, t) * gate.s.block + gate.s.in_row().inside(b, t);
+    }
+};
+
+/// Rotates gate.queries in place; direction is 1, or -1 for the gradient.
+template <class Device, class X>
+void rotate_gate_queries(Device device, const TokenGate<Wide<X>>& gate, const LayerInputs<X>& in, int direction) {
+    const GateShape& s = gate.s;
+    const size_t row = s.HS;
+    rotate_heads(device, Heads<Wide<X>>{gate.queries, row}, Heads<const Wide<X>>{gate.queries, row}, {in.cosine, in.sine},
+                 s.B * s.NKV, s.T, 1, s.HS, direction, {.of_token = gate.positions});
+}
+
+/// gate.scores and everything that they are computed from.
+template <class Device, class X>
+void token_gate_scores(Device device, const TokenGate<Wide<X>>& gate, const LayerInputs<X>& in, const X* wq, const X* wk) {
+    using W = Wide<X>;
+    const GateShape& s = gate.s;
+    const int HS = s.HS, N = s.blocks(), width = s.NH / s.NKV * HS;
+    pool(device, gate.of_keys, in, s.without_queries());
+    gate_keys(device, gate.of_keys, in, wk, s);
+    const Factor<X> q{in.q_pre, s.T * in.qk_row, size_t(width), 0, in.qk_row, 1};
+    small_products(device, block_product(gate.queries, s.NKV, s.T, HS), q,
+                   head_weights(wq, HS, width).transposed(), {s.B, s.NKV, s.T, HS, width}, W(1), Write::overwrite);
+    each_element(device, size_t(s.B) * s.NKV, s.T, PlaceGateQueries<W>{gate});
+    rotate_gate_queries(device, gate, in, 1);
+    small_products(device, block_product(gate.scores, s.NKV, s.T, N), block_rows(gate.queries, s.NKV, s.T, HS),
+                   block_rows(gate.of_keys.keys, s.NKV, N, HS).transposed(), {s.B, s.NKV, s.T, N, HS}, W(1) / std::sqrt(W(HS)),
+                   Write::overwrite);
+}
+
+// ---- the choice
+
+/// Of a token's chosen blocks, from choose_blocks(), keeps those whose share in the softmax of all past ones is above the threshold,
+/// unless that is negative; and turns their numbers into those in the row. `scores` are of the past blocks.
+template <class W>
+constexpr void finish_choice(int* to, int slots, const W* scores, int past, int first, float threshold) {
+    const TileChoice rule{.threshold = threshold};
+    const CandidateSoftmax<W> softmax(scores, rule, past);
+    int kept = 0;
+    for (int n = 0; n < slots; n++)
+        if (to[n] >= 0 && (threshold < 0 || chosen(scores, rule, softmax, 0, past, to[n]))) to[kept++] = to[n];
+    while (kept < slots) to[kept++] = -1;
+    number_in_row(to, slots, first);
+}
+
+/// choice (block_rows.cuh) of every key/value head: of a token's past blocks the c.slots with the greatest scores.
+template <class W>
+void choose_by_gate(CPU, int* choice, const TokenGate<W>& gate, const BlockChoice& c, float threshold) {
+#pragma omp parallel
+    {
+        std::vector<int> order;
+#pragma omp for collapse(3)
+        for (int b = 0; b < c.B; b++)
+            for (int kv = 0; kv < c.choosers; kv++)
+                for (int t = 0; t < c.T; t++) {
+                    const int first = gate.first(b, t), past = gate.past(b, t);
+                    const W* const scores = gate.scores_of(b, kv, t) + first;
+                    int* const to = choice + c.of_token(b, kv, t);
+                    choose_blocks(CPU{}, to, scores, TileChoice{.top = c.slots}, past, order);
+                    finish_choice(to, c.slots, scores, past, first, threshold);
+                }
+    }
+}
+
+#ifdef WITH_GPU
+
+/// One warp per (token, key/value head, sequence).
+template <class W>
+__global__ void choose_by_gate_kernel(int* choice, const TokenGate<W> gate, const BlockChoice c, float threshold) {
+    const int t = blockIdx.x, kv = blockIdx.y, b = blockIdx.z, first = gate.first(b, t), past = gate.past(b, t);
+    const W* const scores = gate.scores_of(b, kv, t) + first;
+    int* const to = choice + c.of_token(b, kv, t);
+    choose_blocks(to, scores, TileChoice{.top = c.slots}, past);
+    __syncwarp();
+    if (threadIdx.x == 0) finish_choice(to, c.slots, scores, past, first, threshold);
+}
+inline void choose_by_gate(GPU device, int* choice, const TokenGate<float>& gate, const BlockChoice& c, float threshold) {
+    launch(device, choose_by_gate_kernel<float>, Grid(c.T, c.choosers, c.B), WARP, 0, choice, gate, c, threshold);
+}
+
+#endif
+
+// ---- what the gate learns
+
+/// For distil(): the greatest weight that any query head of the group gives to a key of the block.
+template <class W>
+struct TokenTeacher {
+    DenseMap<W> map;
+    GateShape s;
+    float lambda;
+    constexpr int heads() const { return s.NKV; }
+    constexpr int rows() const { return s.T; }
+    constexpr Distillation::Row row(int b, int /*kv*/, int t) const {
+        const int first = s.in_row().first(b, t);
+        return {first, first + s.in_row().inside(b, t) / s.block, lambda / float(s.NKV)};
+    }
+    constexpr W exponent(int b, int kv, int t, int c) const {
+        const int group = s.NH / s.NKV, row = BlockQueries(s.in_row()).row(b, 0, t);   // without documents t
+        W largest = -1e30f;
+        for (int h = kv * group; h < (kv + 1) * group; h++) {
+            const W here = map.of_token(s, b, h, row, t, c);
+            if (here > largest) largest = here;
+        }
+        return largest;
+    }
+};
+
+/// dwq and dwk, overwritten, from dscores (B, NKV, T, N), zero for blocks that are not in a token's past. gate.queries becomes their
+/// gradient, and dkeys (B, NKV, N, HS) that of the keys.
+template <class Device, class X>
+void token_gate_backward(Device device, Wide<X>* dwq, Wide<X>* dwk, Wide<X>* dkeys, const Wide<X>* dscores,
+                         const TokenGate<Wide<X>>& gate, const LayerInputs<X>& in) {
+    using W = Wide<X>;
+    const GateShape& s = gate.s;
+    const int HS = s.HS, N = s.blocks(), width = s.NH / s.NKV * HS;
+    const W scale = W(1) / std::sqrt(W(HS));
+    const Factor<W> d = block_rows(dscores, s.NKV, s.T, N);
+    small_products(device, block_product(dkeys, s.NKV, N, HS), d.transposed(), block_rows(gate.queries, s.NKV, s.T, HS),
+                   {s.B, s.NKV, N, HS, s.T}, scale, Write::overwrite);
+    gate_keys_backward(device, dwk, dkeys, gate.of_keys, in, s, Write::overwrite);
+    small_products(device, block_product(gate.queries, s.NKV, s.T, HS), d, block_rows(gate.of_keys.keys, s.NKV, N, HS),
+                   {s.B, s.NKV, s.T, HS, N}, scale, Write::overwrite);
+    rotate_gate_queries(device, gate, in, -1);
+    small_products(device, SmallProduct<W>{dwq, 0, size_t(HS) * width}, summed_rows(gate.queries, s.NKV, s.T, HS).transposed(),
+                   Factor<X>{in.q_pre, 0, size_t(width), s.T * in.qk_row, in.qk_row, 1}, {1, s.NKV, HS, width, s.T, s.B}, W(1),
+                   Write::overwrite);
+}
