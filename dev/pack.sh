@@ -4,7 +4,7 @@
 #     dev/pack.sh [FOLDER]       default .gpu, which git ignores; there: python3 FOLDER/gpu_day.py (dev/README.md, "Ten minutes on a GPU")
 # CUDA_ARCH="-gencode arch=compute_80,code=sm_80" for another GPU than an H100 or H200; ARCH=-march=... for another processor than one
 # with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*" for the shards of a text that --experiment reads there;
-# TOOLS= WRITES= leaves benchmarks and text out;
+# TESTS= TOOLS= WRITES= leaves tests, benchmarks and text out;
 # HERE=1 builds for this machine, in this tree; EMULATED=1 takes the programs of build/emulated, to try all this without a GPU.
 # The other machine needs glibc and libstdc++ at least as new as here, and CUDA's and NCCL's libraries as here. Open MPI is in the
 # package: PATH=FOLDER/mpi:$PATH mpirun -np 2 FOLDER/bin/train_causal starts ranks on a machine without any.
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 here=$PWD
 folder=${1:-.gpu} variants=${VARIANTS:-causal asga dsa sliding_window}
 [ "$variants" != all ] || variants=$(cd attention && printf '%s\n' *.cuh | sed 's/\.cuh$//')
-tests=build/gpu/run_tests trainers=. generators=build quick=""
+tests=${TESTS-build/gpu/run_tests} trainers=. generators=build quick=""
 tools=${TOOLS-"build/dev/bench_constants build/dev/bench_gpu build/dev/bench_patterns_gpu build/dev/ladder/ladder"}
 size="--model qwen-2m --batch-size 2 --seq-len 160"   # of the runs that the GPU repeats
 writes=${WRITES-"causal asga"} writer="--model qwen-134m" prompts=64   # what writes text there, and behind how many prompts
@@ -27,7 +27,7 @@ mkdir -p "$folder"
 rm -rf "${folder:?}"/*
 folder=$(cd "$folder" && pwd)
 
-programs=("$tests")
+programs=($tests)
 for variant in $variants; do programs+=("$trainers/train_$variant"); done
 for variant in $writes; do [[ " $variants " != *" $variant "* ]] || programs+=("$generators/generate_$variant"); done
 # shellcheck disable=SC2206  # words
