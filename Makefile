@@ -17,7 +17,7 @@ USE_NCCL ?= $(HAVE_NCCL)
 USE_CUDA ?= $(HAVE_CUDA)
 WITH_CUDA = $(filter 1,$(USE_CUDA))
 override CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
-FLAGS     := -std=c++20 -O3 $(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
+FLAGS     := -std=c++20 -O3 $(PROCESSOR_FLAGS) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
 EMULATED  := -DEMULATED_GPU -DGPU_FLOAT32 -DUSE_NCCL -Idev/emulator/include -O1 -fno-strict-aliasing -Wno-unknown-pragmas $(EMULATEDFLAGS)
 # 20050: a kernel's `inline` has its effect, one definition in several units, though nvcc says that it is ignored.
 NVCCFLAGS := $(NVCC_FLAGS) -O3 -diag-suppress=20050 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
@@ -138,7 +138,7 @@ $(BUNDLED): data/bundled/sotu.jsonl | tokenize   # the bundled text as token sha
 	./tokenize --tokenizer bytes --out data/bundled --name sotu $<
 reference_qwen: build/reference_qwen | $(BUNDLED) ## build/reference_qwen: Qwen3 and ASGA in one file of plain C, the first to read
 build/reference_qwen: tests/reference_qwen.c
-	$(call SAY,compile) && $(CC) -std=c11 -O3 $(ARCH) -fopenmp -Wall -Wextra -o $@ $< -lm
+	$(call SAY,compile) && $(CC) -std=c11 -O3 $(PROCESSOR_FLAGS) -fopenmp -Wall -Wextra -o $@ $< -lm
 
 # ---- tests: of the CPU; of GPUs, which build/emulated/ runs on the CPU and build/gpu/ on a GPU
 TESTS := $(patsubst %.cpp,build/%.o,$(wildcard tests/*.cpp tests/variant/*.cpp))

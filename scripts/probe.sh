@@ -252,7 +252,7 @@ write_config() {
     trap 'rm -rf "$work" "$unfinished"' EXIT
     cat > "$unfinished" << END && chmod 644 "$unfinished" && mv "$unfinished" "$output" && return
 # Written by scripts/probe.sh; make writes it anew when the machine changes.
-ARCH := $arch
+PROCESSOR_FLAGS := $arch
 BLAS_SOURCE := $blas_source
 BLAS_CXXFLAGS := $blas_flags
 BLAS_LIBS := $blas_libs
