@@ -84,7 +84,7 @@ mkdir "$folder/tests" && cp tests/checks.bash tests/gpu_end_to_end.sh "$folder/t
 head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$folder/small.txt"   # for tests/gpu_end_to_end.sh
 ./tokenize --tokenizer bytes --out "$folder/data/small" --name small "$folder/small.txt" > /dev/null
 rm "$folder/small.txt"
-[ -z "${DATA:-}" ] || { mkdir "$folder/data/more" && cp $DATA "$folder/data/more"; }
+[ -z "${DATA:-}" ] || { mkdir "$folder/data/more" && (cd "$here" && cp $DATA "$folder/data/more"); }
 cp dev/gpu_day.py dev/compare_pytorch.py dev/pytorch_qwen.py "$folder"
 mkdir -p "$folder/scripts/experiments" && cp scripts/experiments/*.{py,toml} "$folder/scripts/experiments"
 (cd "$here/scripts/experiments" && python3 -c 'import prepare; print(prepare.engine_commit())') > "$folder/ENGINE_COMMIT"
