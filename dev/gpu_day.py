@@ -377,7 +377,7 @@ def link_libraries():
 def prepare(results):
     """Unpack, continue earlier results, and set what programs read from the environment."""
     if os.path.exists("package.tar.xz"): unpack()
-    if not os.access("bin/run_tests", os.X_OK): refuse(f"{os.getcwd()} has no bin/run_tests; dev/pack.sh makes such a folder")
+    if not os.path.isfile("COMMIT"): refuse(f"{os.getcwd()} is no package; dev/pack.sh makes one")
     if os.path.exists("before.tar.gz") and not (results / "steps.jsonl").exists():
         with tarfile.open("before.tar.gz") as archive: archive.extractall(results)
     here, there = text_of("COMMIT").strip(), text_of(results / "COMMIT").strip()
