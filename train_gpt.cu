@@ -140,7 +140,10 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     if (run.evaluation_due(last)) evaluate_tasks(run);
     if (run.samples() && run.due(o.sample_every, last))
         ranks.first_does("sampling", step, [&] {
-            if (!stop_requested()) run.progress.print("--- sample ---\n" + sample(run) + "\n--------------");
+            if (stop_requested()) return;
+            const std::string text = sample(run);
+            run.progress.print("--- sample ---\n" + text + "\n--------------");
+            run.log.write({{"event", "sample"}, {"step", step}, {"text", text}});
         });
     if (run.due(o.monitor_every, last))
         ranks.first_does("observing attention", step, [&] {

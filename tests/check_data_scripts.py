@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/evaluation_items.py, export_gguf.py, fineweb.py and train_tokenizer.py in this process: what they make and what they
+"""scripts/evaluation_items.py, export_gguf.py, export_log.py, fineweb.py and train_tokenizer.py in this process: what they make and what they
 refuse. Prints `ok NAME`, `FAIL NAME: why` or, for a Python package that is missing, `skip NAME: why`. tests/data_scripts.sh runs it.
 
     python3 tests/check_data_scripts.py FOLDER      with shards, a text and a checkpoint of that script
@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT / 'scripts'), str(ROOT / 'tests/stand_ins')]   # no tes
 os.environ['HUB'] = str(WORK / 'hub')
 import evaluation_items   # noqa: E402
 import export_gguf   # noqa: E402
+import export_log   # noqa: E402
 import fineweb   # noqa: E402
 import train_tokenizer   # noqa: E402
 
@@ -346,7 +347,28 @@ def check_export_gguf():
         expect('export_gguf: without the package', 2, 'pip install gguf', export_gguf, trained['run'], WORK / 'x.gguf')
 
 
+def check_export_log():
+    log = WORK / 'run/log.jsonl'
+    os.environ['CALLS'] = str(WORK / 'calls')
+    torn = file('torn/log.jsonl', log.read_text() + '{"event":"sample","step":1,"text":"We the"}\n{"step":2,"loss":1.5,"gra')
+    expect('export_log: a log that is cut short', 0, '1 line is cut short or no record', export_log, torn, '--to', 'trackio', '--tag', 'x')
+    calls = [json.loads(line) for line in (WORK / 'calls').read_text().splitlines()]
+    config, logged = dict(calls[1][1]), [call for call in calls if call[0] == 'log']
+    check('the config has options, shape and tags', calls[0] == ['init', 'attention', 'torn'] and config['options.steps'] == '1'
+          and config['model.hidden_size'] == 32 and config['tags'] == ['x'] and config['variant'] == 'causal', calls[:2])
+    step = next(json.loads(line) for line in log.read_text().splitlines() if '"loss"' in line and '"event"' not in line)
+    check('steps are curves over steps', logged[0][1] == 1 and logged[0][2]['train/loss'] == step['loss'] and logged[0][2]['train/lr'] == step['lr'], logged)
+    check('and a sampled text is with its step', ['log', 1, {'sample': 'We the'}] in logged and calls[-1] == ['finish'], calls[-2:])
+    (WORK / 'calls').unlink()
+    expect('export_log: --follow ends with the run', 0, 'exported to trackio', export_log, log, '--to', 'trackio', '--follow')
+    expect('export_log: no log', 3, 'nothing.jsonl: is no file', export_log, WORK / 'nothing.jsonl', '--to', 'trackio')
+    expect('export_log: a log without a record', 3, 'holds no record', export_log, file('empty/log.jsonl', ''), '--to', 'trackio')
+    with without('wandb'):
+        expect('export_log: a tracker that is not installed', 2, 'pip install wandb', export_log, log, '--to', 'wandb')
+
+
 check_evaluation_items()
+check_export_log()
 if has('pyarrow'):
     check_fineweb()
 else:

@@ -39,7 +39,8 @@ void print_training(const Run<Device, X>& run, int threads) {
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
          {"gradient clip", text("%g", a.grad_clip)},
          {"seed", std::to_string(o.seed)},
-         {"output", o.out}});
+         {"output", o.out},
+         {"curves", "python3 scripts/export_log.py " + o.out + "/log.jsonl --to tensorboard --follow"}});
 }
 
 /// Prints the tables at the start.
