@@ -141,9 +141,9 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
     if (run.samples() && run.due(o.sample_every, last))
         ranks.first_does("sampling", step, [&] {
             if (stop_requested()) return;
-            const std::string text = sample(run);
-            run.progress.print("--- sample ---\n" + text + "\n--------------");
-            run.log.write({{"event", "sample"}, {"step", step}, {"text", text}});
+            const std::string sampled = sample(run);
+            run.progress.print("--- sample ---\n" + sampled + "\n--------------");
+            run.log.write({{"event", "sample"}, {"step", step}, {"text", sampled}});
         });
     if (run.due(o.monitor_every, last))
         ranks.first_does("observing attention", step, [&] {

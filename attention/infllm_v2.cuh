@@ -165,7 +165,8 @@ struct infllm_v2 : Policy {
                 for (size_t c = 0; c < p.size(); c++) shares[c] += p[c] / total;
             }
             for (size_t c = 0; c < shares.size(); c++)
-                for (int t = int(c) * grid.d; t < int(c) * grid.d + grid.l; t++) of_blocks[t / TILE] = std::max(of_blocks[t / TILE], shares[c]);
+                for (int t = int(c) * grid.d; t < int(c) * grid.d + grid.l; t++)
+                    of_blocks[t / TILE] = std::max(of_blocks[t / TILE], shares[c]);
             return of_blocks;
         };
         for (int b = 0; b < in.B; b++) {

@@ -40,14 +40,17 @@ def tensors_of(path):
     for name, entry in header.items():
         if name == '__metadata__': continue
         if entry['dtype'] != 'F32':
-            fail(3, f'{path}: {name} is {entry["dtype"]}, not F32 as in a checkpoint of this engine; llama.cpp\'s convert_hf_to_gguf.py takes others')
+            fail(3, f'{path}: {name} is {entry["dtype"]}, not F32 as in a checkpoint of this engine; llama.cpp\'s '
+                    'convert_hf_to_gguf.py takes others')
         yield name, np.memmap(path, np.float32, 'r', 8 + length + entry['data_offsets'][0], tuple(entry['shape']))
 
 
 def architecture(config, folder):
     """llama.cpp's name of the model's form."""
     variant = config.get('attention_variant', 'causal')
-    if variant != 'causal' or config.get('layer_attention'):
+    windows = config.get('use_sliding_window') or set(config.get('layer_types') or ()) - {'full_attention'}
+    if variant == 'causal' and windows: variant = 'other than causal'
+    if variant != 'causal':
         fail(3, f'{folder}: has {variant} attention, which llama.cpp cannot compute; only checkpoints of train_causal convert')
     if config['model_type'] not in ('qwen2', 'qwen3'):
         fail(3, f'{folder}: is of the form {config["model_type"]}; llama.cpp\'s convert_hf_to_gguf.py takes it')
@@ -79,10 +82,17 @@ def add_tokenizer(writer, folder, config):
     writer.add_tokenizer_pre(pre_tokenizer_of(tokenizer, path))
     writer.add_token_list(words)
     writer.add_token_types(kinds)
-    writer.add_token_merges([merge if isinstance(merge, str) else ' '.join(merge) for merge in tokenizer['model']['merges']])
-    if isinstance(config.get('eos_token_id'), int):
-        writer.add_eos_token_id(config['eos_token_id'])
-        writer.add_bos_token_id(config['eos_token_id'])
+    merges = [merge if isinstance(merge, str) else ' '.join(merge) for merge in tokenizer['model']['merges']]
+    # The key must be there, and a list with no entry is not written: a merge of two ends of text, whose result is no token, never happens.
+    writer.add_token_merges(merges or ['<|endoftext|> <|endoftext|>'])
+    ends = config.get('eos_token_id')
+    ends = ends if isinstance(ends, list) else [ends]
+    if not all(isinstance(end, int) for end in ends):
+        fail(3, f'{folder}: config.json has no eos_token_id, without which llama.cpp does not stop')
+    writer.add_eos_token_id(ends[0])
+    if len(ends) > 1: writer.add_eot_token_id(ends[1])
+    begin = config.get('bos_token_id')
+    writer.add_bos_token_id(begin if isinstance(begin, int) else ends[0])
     writer.add_add_bos_token(False)
 
 

@@ -13,6 +13,7 @@ Exit codes: 0 done, 2 usage or a missing package, 3 the log, 75 Ctrl-C.
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -30,7 +31,9 @@ def fail(code, message):
 
 class TensorBoard:
     def __init__(self, package, options, name):
-        self.writer = package.SummaryWriter(str(options.log.parent / 'tensorboard'))
+        folder = options.log.parent / 'tensorboard'
+        if any(folder.glob('events.*')): fail(2, f'{folder}: holds curves already; move it away')
+        self.writer = package.SummaryWriter(str(folder))
         if options.tag: self.writer.add_text('tags', ', '.join(options.tag))
 
     def config(self, config):
@@ -58,7 +61,8 @@ class Runs:
         self.tags = options.tag if package.__name__ != 'wandb' else []   # trackio has none: they go into the config
 
     def config(self, config):
-        self.run.config.update(config | ({'tags': self.tags} if self.tags else {}))
+        changes = {'allow_val_change': True} if self.package.__name__ == 'wandb' else {}   # of a run that was resumed
+        self.run.config.update(config | ({'tags': self.tags} if self.tags else {}), **changes)
 
     def numbers(self, step, values):
         self.package.log(values, step=step)
@@ -102,22 +106,27 @@ def export(record, tracker):
 
 def records(path, follow):
     """Dictionaries of the log's lines, as they are written; then how many lines were none."""
-    broken, rest = 0, ''
-    with open(path, encoding='utf-8', errors='replace') as file:
-        while True:
-            more = file.read()
-            *lines, rest = (rest + more).split('\n')
-            for line in lines:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    record = None
-                if isinstance(record, dict): yield record
-                else: broken += bool(line.strip())
-            if not follow: break
-            if not more:
-                yield {}   # nothing new
-                time.sleep(1)
+    broken, rest, last = 0, b'', 0
+    file = open(path, 'rb')
+    while True:
+        more = file.read()
+        *lines, rest = (rest + more).split(b'\n')
+        for line in lines:
+            try:
+                record = json.loads(line.decode(errors='replace'))
+            except ValueError:
+                record = None
+            if not isinstance(record, dict): broken += bool(line.strip())
+            elif not is_number(record.get('step')) or record['step'] >= last: yield record
+            if isinstance(record, dict) and is_number(record.get('step')): last = max(last, record['step'])
+        if not follow: break
+        if more: continue
+        yield {}   # nothing new
+        time.sleep(1)
+        if path.exists() and path.stat().st_ino != os.fstat(file.fileno()).st_ino:   # a resumed run writes its log anew
+            file.close()
+            file, rest = open(path, 'rb'), b''
+    file.close()
     broken += bool(rest.strip())
     if broken: print(f'export_log: {path}: {broken} {"line is" if broken == 1 else "lines are"} cut short or no record', file=sys.stderr)
 

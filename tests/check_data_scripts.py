@@ -328,6 +328,7 @@ def check_export_gguf():
     words = fields['tokenizer.ggml.tokens']
     check('its tokens are the bytes as GPT-2 writes them, then the end of a text', len(words) == 512 and words[ord('A')] == 'A'
           and words[ord(' ')] == '\u0120' and words[256] == '<|endoftext|>' == words[fields['tokenizer.ggml.eos_token_id']])
+    check('llama.cpp finds a list of merges', len(fields['tokenizer.ggml.merges']) == 1)
     expected = dict(export_gguf.tensors_of(trained['run'] / 'model.safetensors'))
     pairs = [('token_embd.weight', 'model.embed_tokens.weight'), ('blk.1.attn_q_norm.weight', 'model.layers.1.self_attn.q_norm.weight'),
              ('blk.0.ffn_down.weight', 'model.layers.0.mlp.down_proj.weight'), ('output_norm.weight', 'model.norm.weight')]

@@ -69,6 +69,7 @@ inline const std::vector<std::string> CURVE_COLUMNS{"loss", "grad_norm", "lr", "
 inline Curve train_as_the_program_does(GPT<CPU, float>& gpt, BatchFeed<CPU>& feed, const Fixture& f) {
     const nlohmann::json& training = f.expected["training"];
     const int64_t steps = training["steps"], warmup = training["warmup_steps"];
+    const Schedule schedule{Schedule::Form::cosine, training["lr"], training["min_lr_frac"], warmup, 0, steps};
     AdamW adamw{training["lr"], training["beta1"], training["beta2"], training["adam_eps"], training["weight_decay"], training["grad_clip"]};
     std::vector<int32_t> inputs(f.input_ids.size()), targets(inputs.size());
     Curve curve;
@@ -83,7 +84,7 @@ inline Curve train_as_the_program_does(GPT<CPU, float>& gpt, BatchFeed<CPU>& fee
         gpt_loss(CPU{}, gpt, batch, Write::overwrite, float(1.0 / (f.B * f.T)));
         gpt_backward(CPU{}, gpt, batch, Write::overwrite);
         gpt_norm(CPU{}, gpt);
-        adamw.lr = learning_rate(training["lr"], training["min_lr_frac"], warmup, steps, step - 1);
+        adamw.lr = schedule.rate(step - 1);
         gpt_update(CPU{}, gpt, adamw, step);
         curve.push_back({gpt.totals->loss / (f.B * f.T), std::sqrt(gpt.totals->squares), adamw.lr});
         if (gpt.auxiliary) curve.back().push_back(gpt.totals->auxiliary / (f.B * f.T));

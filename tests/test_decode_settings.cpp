@@ -20,6 +20,8 @@ TEST_CASE("decode: every row of a long text is that of a whole pass, under setti
         {"fixed_factorized", {{"fixed_factorized_chunk", 20}, {"fixed_factorized_summary", 20}}},
         {"forgetting", {{"forgetting_rope", 1}}},
         {"gated", {{"gated_form", 0}}},
+        {"infllm_v2", {{"infllm_v2_kernel", 5}, {"infllm_v2_stride", 7}}},
+        {"infllm_v2", {{"infllm_v2_kernel", 32}, {"infllm_v2_stride", 16}, {"infllm_v2_local", 2}}},
         {"longnet", {{"longnet_segment", 40}, {"longnet_branches", 3}}},
         {"moba", {{"moba_block", 128}}},
         {"moba", {{"moba_top_k", 1}}},

@@ -311,6 +311,8 @@ TEST_CASE("train options: schedules, and the options that a resumed run changes"
     refuses(Exit::usage, "causal", small.with("--schedule wsd --steps 100 --cooldown-frac 0.96"),
             "--cooldown-frac 0.96 is 96 of 100 steps, which with 5 of warm-up is longer than the run");
     refuses(Exit::usage, "causal", small.with("--schedule cosin"), "--schedule");
+    refuses(Exit::usage, "causal", small.with("--schedule wsd --cooldown-frac 0"), "give --schedule constant");
+    CHECK(changes_of_schedule("schedule=\"wsd\"\n", "lr=0.001\n") == "--schedule \"wsd\" (\"cosine\")");
     const std::string before = "lr=0.001\nsteps=10\nschedule=\"cosine\"\nout=\"x\"\n";
     CHECK(changes_of_schedule("lr=1e-3\nsteps=10\nschedule=\"cosine\"\nout=\"y\"\nbeta1=0.9\n", before) == "");
     CHECK(changes_of_schedule("lr=0.002\nsteps=20\nschedule=\"wsd\"\n", before) == "--steps 20 (10), --lr 0.002 (0.001), --schedule \"wsd\" (\"cosine\")");

@@ -39,6 +39,7 @@ inline Config with_choices(Config c) {
     for (auto [key, value] : {std::pair{"attention_dense_until", 30.0}, {"moba_block", 64.0}, {"moba_top_k", 2.0}, {"seer_top_k", 1.0},
                               {"seer_distil", 0.0}, {"seer_r_top_k", 1.0}, {"seer_r_distil", 0.0},
                               {"adaptive_sparse_top_k", 1.0}, {"nsa_selected", 4.0},
+                              {"infllm_v2_kernel", 12.0}, {"infllm_v2_stride", 8.0}, {"infllm_v2_top_k", 2.0}, {"infllm_v2_local", 1.0},
                               {"deepseek_sparse_top_k", 20.0}, {"deepseek_sparse_dim", 32.0}})
         c.settings[key] = value;
     return c;

@@ -158,7 +158,8 @@ struct Decoding<infllm_v2, GPU, X> {
         Importance<X> importance{};
         importance.T = room.T, importance.grid = grid, importance.pool = Pool::largest;
         if (rule.top > 0)
-            launch(step, choose_largest_kernel<X>, Grid(in.NKV, in.B), WARP, 0, chosen, work, sums, in, step.rows, importance, blocks, rule);
+            launch(step, choose_largest_kernel<X>, Grid(in.NKV, in.B), WARP, 0, chosen, work, sums, in, step.rows, importance, blocks,
+                   rule);
         attention_forward(step, VisitedBlocksOfSequences(m.forced_blocks(), chosen, in.NH, in.NKV, rule.top),
                           m.arguments(in, state, Statistics<X>{}));
     }

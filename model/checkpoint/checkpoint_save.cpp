@@ -292,7 +292,8 @@ void verify_checkpoint(const fs::path& folder, const OnPiece& on_piece) {
     const fs::path path = folder / "manifest.json";
     const FileManifest manifest = file_manifest_from_json(read_text(path), path.string());
     const std::string moments = moments_file(folder).filename().string();
-    for (const std::string& name : {std::string("config.json"), std::string("model.safetensors"), moments, std::string("trainer_state.json")})
+    for (const std::string& name : {std::string("config.json"), std::string("model.safetensors"), moments,
+                                    std::string("trainer_state.json")})
         if (!manifest.count(name)) fail(Exit::checkpoint, path.string(), ": does not list ", name);
     for (const auto& [name, expected] : manifest) verify(folder / name, expected, on_piece);
 }

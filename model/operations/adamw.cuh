@@ -24,13 +24,13 @@ struct Schedule {
         wsd         // warm-up, stable, decay: constant, then 1 - sqrt of the progress over the cool-down (Haegele et al. 2024)
     };
     Form form = Form::cosine;
-    double peak, min_frac;
-    int64_t warmup, cooldown, steps;   // cooldown: last steps, of wsd
+    double peak = 0, min_frac = 0;
+    int64_t warmup = 0, cooldown = 0, steps = 0;   // cooldown: last steps, of wsd
 
     /// Of step k, from 0.
     double rate(int64_t k) const {
         if (k < warmup) return peak * double(k + 1) / double(warmup);
-        const int64_t begin = form == Form::wsd ? std::max(warmup, steps - cooldown) : warmup;
+        const int64_t begin = form == Form::wsd ? steps - cooldown : warmup;
         if (k < begin || form == Form::constant) return peak;
         const double progress = std::min(1.0, double(k - begin) / double(std::max<int64_t>(1, steps - begin)));
         return peak * (min_frac + (1 - min_frac) * remaining(progress));

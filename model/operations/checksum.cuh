@@ -63,7 +63,8 @@ __global__ void __launch_bounds__(CHECKSUM_THREADS) checksum_kernel(uint64_t* su
     auto& shared = dynamic_shared<Shared>();
     const Piece piece = pieces[blockIdx.x];
     uint64_t sum = 0;
-    for (size_t i = piece.begin + threadIdx.x; i < piece.end; i += CHECKSUM_THREADS) sum += checksum_term(x[i], piece.number + (i - piece.begin));
+    for (size_t i = piece.begin + threadIdx.x; i < piece.end; i += CHECKSUM_THREADS)
+        sum += checksum_term(x[i], piece.number + (i - piece.begin));
     shared.of_threads[threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.x != 0) return;

@@ -40,7 +40,8 @@ void print_training(const Run<Device, X>& run, int threads) {
          {"gradient clip", text("%g", a.grad_clip)},
          {"seed", std::to_string(o.seed)},
          {"output", o.out},
-         {"curves", "python3 scripts/export_log.py " + o.out + "/log.jsonl --to tensorboard --follow"}});
+         {"curves", "python3 scripts/export_log.py '" + std::filesystem::absolute(o.out).string() +
+                        "/log.jsonl' --to tensorboard --follow"}});
 }
 
 /// Prints the tables at the start.
@@ -197,6 +198,10 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     const std::string changes = changes_of_schedule(o.resolved, run.state.options_json);
     if (run.ranks.first() && !changes.empty())
         std::cout << "note: from step " << run.state.step + 1 << " on with " << changes << " in place of the checkpoint's" << std::endl;
+    if (const Schedule& s = run.data.schedule; run.ranks.first() && !changes.empty() && s.cooldown && run.state.step > s.steps - s.cooldown)
+        std::cerr << "warning: the cool-down of --schedule wsd would have begun at step " << s.steps - s.cooldown + 1
+                  << ": the learning rate falls at once; for one that begins here, give --cooldown-frac "
+                  << double(s.steps - run.state.step) / double(s.steps) << std::endl;
     fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // gradients that no backward pass writes stay zero
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;

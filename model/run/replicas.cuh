@@ -134,10 +134,10 @@ public:
         const std::vector<uint64_t> sums = remembered_.empty() ? all_sums(device) : remembered_;
         const size_t whole = whole_.pieces.size(), part = part_.pieces.size(), n = names_.size();
         std::vector<uint64_t> mine(3 * n);
-        if (gpt_.keeps_master()) part_.add_up(&sums[whole + 2 * part], &mine[0]);
-        else if (ranks.first()) whole_.add_up(&sums[0], &mine[0]);
-        part_.add_up(&sums[whole], &mine[n]);
-        part_.add_up(&sums[whole + part], &mine[2 * n]);
+        if (gpt_.keeps_master()) part_.add_up(sums.data() + whole + 2 * part, &mine[0]);
+        else if (ranks.first()) whole_.add_up(sums.data(), &mine[0]);
+        part_.add_up(sums.data() + whole, &mine[n]);
+        part_.add_up(sums.data() + whole + part, &mine[2 * n]);
         if (!gpt_.sharded()) return mine;
         std::vector<uint64_t> all(mine.size() * size_t(ranks.size()));
         std::copy(mine.begin(), mine.end(), all.begin() + ptrdiff_t(mine.size()) * ranks.rank());
@@ -157,8 +157,9 @@ public:
         const size_t at = size_t(std::mismatch(sums.begin(), sums.end(), now.begin()).first - sums.begin()), n = names_.size();
         if (at == sums.size()) return;
         const char* const arrays[] = {"the weights of ", "the first moments of ", "the second moments of "};
-        fail(Exit::rank, "on rank 0, ", arrays[at / n], names_[at % n], " changed while a checkpoint was saved, and nothing writes them then: "
-             "the memory of this rank, or of a GPU, has changed by itself; the checkpoint was deleted");
+        fail(Exit::rank, "on rank 0, ", arrays[at / n], names_[at % n],
+             " changed while a checkpoint was saved, and nothing writes them then: the memory of this rank, or of a GPU, has "
+             "changed by itself; the checkpoint was deleted");
     }
 
 private:

@@ -239,16 +239,17 @@ void check_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
     ranks.at("comparing the ranks", run.state.step);
     run.replicas->require_equal(run.device, ranks, run.state.step);
-    run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
+    if (run.gpt.sharded()) run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
     if (ranks.size() == 1 || !run.ranks_compute_alike) return;
     const std::vector<uint64_t> own = gradient_sums(run, ranks.rank()), of_next = gradient_sums(run, (ranks.rank() + 1) % ranks.size());
     run.replicas->require_repeated(ranks, run.state.step, own, of_next);
 }
 
-/// Writes a checkpoint, on rank 0. If that fails: a warning, or, for the last one, Exit::checkpoint. `sums` are the checksums of the arrays,
-/// empty with --check-ranks-every 0; Exit::rank if memory has changed when the files are written.
+/// Writes a checkpoint, on rank 0. If that fails: a warning, or, for the last one, Exit::checkpoint. `sums` are the checksums of the
+/// arrays, empty with --check-ranks-every 0; Exit::rank if memory has changed when the files are written.
 template <class Device, class X>
-void write_checkpoint(Run<Device, X>& run, const std::vector<uint64_t>& sums, const float* weights, const float* m, const float* v, bool last) {
+void write_checkpoint(Run<Device, X>& run, const std::vector<uint64_t>& sums, const float* weights, const float* m, const float* v,
+                      bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
     const StopDeadlineSuspended saving;

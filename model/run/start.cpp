@@ -96,8 +96,10 @@ Schedule schedule_of(const ScheduleOptions& o, int64_t steps) {
     static const std::map<std::string, Schedule::Form> forms = {{"cosine", Schedule::Form::cosine}, {"linear", Schedule::Form::linear},
                                                                 {"constant", Schedule::Form::constant}, {"wsd", Schedule::Form::wsd}};
     const bool cools = o.schedule == "wsd";
+    if (cools && o.cooldown_frac == 0)
+        fail(Exit::usage, "--cooldown-frac 0 leaves --schedule wsd without a cool-down; give --schedule constant");
     const Schedule s{forms.at(o.schedule), o.adamw.lr, o.min_lr_frac, o.warmup_steps >= 0 ? o.warmup_steps : steps / 20,
-                     cools ? std::llround(o.cooldown_frac * double(steps)) : 0, steps};
+                     cools ? std::max<int64_t>(1, std::llround(o.cooldown_frac * double(steps))) : 0, steps};
     if (cools && s.warmup + s.cooldown > steps)
         fail(Exit::usage, "--cooldown-frac ", o.cooldown_frac, " is ", s.cooldown, " of ", steps, " steps, which with ", s.warmup,
              " of warm-up is longer than the run; lower it, or --warmup-steps");
@@ -304,7 +306,9 @@ static bool same_value(const std::string& x, const std::string& y) {
 }
 
 std::string changes_of_schedule(const std::string& now, const std::string& before) {
-    const auto values = values_of(now), old = values_of(before);
+    const auto values = values_of(now);
+    auto old = values_of(before);
+    if (!old.empty()) old.emplace("schedule", "\"cosine\"");   // of checkpoints from before the option
     std::string changes;
     for (const char* key : {"steps", "epochs", "lr", "schedule", "cooldown-frac", "warmup-steps", "min-lr-frac", "weight-decay", "beta1",
                             "beta2", "adam-eps", "grad-clip"})

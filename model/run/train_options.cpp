@@ -65,7 +65,8 @@ static void add_optimiser_options(CLI::App& app, Options& o) {
         ->check(number_from(0, 1e6));
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
     app.add_option("--schedule", o.schedule,
-                   "learning rate after the warm-up: cosine or linear decay over the run, constant, or wsd, a decay in the last steps only")
+                   "learning rate after the warm-up: cosine or linear decay over the run, constant, or wsd, a decay in the last "
+                   "steps only")
         ->check(CLI::IsMember({"cosine", "linear", "constant", "wsd"}));
     app.add_option("--cooldown-frac", o.cooldown_frac, "share of the run that the decay of --schedule wsd takes, by 1 - sqrt")
         ->check(number_from(0, 1));

@@ -148,7 +148,10 @@ class Jobs:
         where = self.session.command(run) | {'out': str(folder)} | at
         if run.kind == 'turns':
             return [*timed, *(shlex.join(self._program(f'train_{one.variant}', one.options | where)) for one in (run.against, run))]
-        mode = {'resume': 'true'} if run.kind == 'train' else {'evaluate': 'true', 'eval-log': str(folder / 'log.jsonl')}
+        if run.kind != 'train': mode = {'evaluate': 'true', 'eval-log': str(folder / 'log.jsonl')}
+        elif run.resumes_at and not any(folder.glob('step_*')): mode = {}
+        else: mode = {'resume': 'true'}
+        if 'resume' in mode: where.pop('checkpoint', None)   # a cool-down that was stopped goes on from its own
         command = self._program(f'train_{run.variant}', mode | run.options | where)
         return ['mpirun', '-np', str(place.ranks), *command] if place.ranks > 1 else command
 

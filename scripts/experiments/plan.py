@@ -145,6 +145,10 @@ class Experiment:
         for table in self.settings.values():
             choose('equal', table.get('equal', 'tokens'), EQUAL)
             if 'after' in table: choose('setting', table['after'], self.settings)
+            elif 'resumes_at' in table:
+                raise Refused(f'{self.path}: resumes_at is a step of the setting that this one is `after`; name it')
+            if table.get('resumes_at', 1) < 1 or 'resumes_at' in table and table.get('evaluate'):
+                raise Refused(f'{self.path}: resumes_at is a step, from 1, of settings that train')
 
     def _check_order(self):
         """Refuse settings that come after each other in a circle, and writing without weights."""
@@ -263,6 +267,9 @@ class Planner:
             of, name = e.origin(setting, arm)
             run.origin = self._run(self.stage_of(of), name, of, seed, self.rate_of(name))
             run.resumes_at = table.get('resumes_at', 0)
+            if run.resumes_at >= min(run.steps, run.origin.steps) > 0 and run.resumes_at:
+                raise Refused(f'{e.path}: [settings.{setting}] resumes at step {run.resumes_at} of {run.origin.steps}, and ends at '
+                              f'{run.steps}')
         if table.get('evaluate'):
             run.kind = 'evaluate'
             for option in OF_TRAINING: run.options.pop(option, None)

@@ -44,8 +44,9 @@ class Session:
         """Options that name the files of a run on this machine."""
         weights = run.origin and weights_of(self.out, run.origin, run.resumes_at)
         if weights and not (weights / 'manifest.json').exists():
-            raise Refused(f'{run.name}: the weights of {run.origin.name} are not in {self.out}; with another --ledger they are '
-                          'made again', EXIT_DATA)
+            way = ('give that setting keep-checkpoints = 0 and a checkpoint-every that divides the step' if run.resumes_at else
+                   'with another --ledger they are made again')
+            raise Refused(f'{run.name}: the weights of {run.origin.name} are not in {self.out}; {way}', EXIT_DATA)
         if run.kind == 'writes': return {'checkpoint': str(weights), 'prompts': str(self.data.prompt(run))}
         options = self.data.options(run)
         if run.shape: options['model'] = self.data.model(run)

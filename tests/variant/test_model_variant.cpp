@@ -21,6 +21,7 @@ Config config_of_packed() {
     config.settings["deepseek_sparse_top_k"] = 7;
     config.settings.insert({{"moba_block", 64.0}, {"moba_top_k", 2.0}, {"nsa_selected", 4.0}});
     config.settings.insert({{"seer_top_k", 1.0}, {"seer_r_top_k", 1.0}, {"adaptive_sparse_top_k", 1.0}});
+    config.settings.insert({{"infllm_v2_top_k", 2.0}, {"infllm_v2_local", 1.0}});
     return config;
 }
 

@@ -148,6 +148,7 @@ const std::map<std::string, double> SMALL = {
     {"longnet_segment", 16},  {"bigbird_block", 8},          {"moba_block", 64},   {"moba_top_k", 2},         {"mosa_rho", 2},
     {"shaw_clip", 7},         {"asga_hidden", 5},            {"routing_clusters", 3},  {"seer_top_k", 1},         {"seer_distil", 0},
     {"seer_r_top_k", 1},      {"seer_r_distil", 0},          {"adaptive_sparse_top_k", 1}, {"nsa_selected", 4},
+    {"infllm_v2_kernel", 12}, {"infllm_v2_stride", 8},       {"infllm_v2_top_k", 2}, {"infllm_v2_local", 1},
     {"deepseek_sparse_dim", 32},
     {"deepseek_sparse_top_k", 150}};   // in bf16 all are chosen: where rows choose, rounding may change the choice
 

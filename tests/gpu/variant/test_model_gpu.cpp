@@ -67,6 +67,7 @@ GPU_VARIANT_CASE(" model on the GPU: gradients of rows of several documents are 
     few.L = 1, few.settings.insert_or_assign("nsa_selected", 4);
     few.settings.insert_or_assign("seer_top_k", 1), few.settings.insert_or_assign("seer_r_top_k", 1);
     few.settings.insert_or_assign("adaptive_sparse_top_k", 1);
+    few.settings.insert_or_assign("infllm_v2_top_k", 2), few.settings.insert_or_assign("infllm_v2_local", 1);
     check_gradients<float>(variant, few, 2, 370, borders, {70, 350});
 }
 
