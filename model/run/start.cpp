@@ -306,8 +306,7 @@ static bool same_value(const std::string& x, const std::string& y) {
 }
 
 std::string changes_of_schedule(const std::string& now, const std::string& before) {
-    const auto values = values_of(now);
-    auto old = values_of(before);
+    auto values = values_of(now), old = values_of(before);
     if (!old.empty()) old.emplace("schedule", "\"cosine\"");   // of checkpoints from before the option
     std::string changes;
     for (const char* key : {"steps", "epochs", "lr", "schedule", "cooldown-frac", "warmup-steps", "min-lr-frac", "weight-decay", "beta1",
