@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "model/base/hash.h"
+#include "model/base/json.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/tiny_run.h"
 #include "tests/temporary_folder.h"
@@ -45,7 +47,14 @@ TEST_CASE("moments of an earlier version's checkpoint are found by their former 
     TinyRun run;
     const fs::path path = run.save(folder.path(), 3);
     fs::rename(path / "optimizer.state", path / "optimizer.safetensors");
-    fs::remove(path / "manifest.json");
+    nlohmann::json manifest = parse_json(read_text(path / "manifest.json")), &files = manifest["files"];
+    files["optimizer.safetensors"] = files["optimizer.state"];
+    files.erase("optimizer.state");
+    const std::string listed = written(files);
+    manifest["files_xxh3"] = hexadecimal(xxh3(listed.data(), listed.size()));
+    write_text(path / "manifest.json", written(manifest, 1) + "\n");
+    CHECK_NOTHROW(verify_checkpoint(path));
+    CHECK_NOTHROW(verify_file(path, moments_file(path).filename()));
     std::vector<float> exp_avg(run.list.size()), exp_avg_sq = exp_avg;
     CHECK(load_state(path, run.list, exp_avg.data(), exp_avg_sq.data()).step == 3);
     CHECK(exp_avg == run.exp_avg);
