@@ -175,7 +175,7 @@ def scale_axis(make, ratio):
 def draw(runs, options):
     pyplot = load_matplotlib()
     pyplot.rcParams.update({'font.size': 10, 'axes.edgecolor': '#888888', 'axes.axisbelow': True})
-    differs = options.difference and len(runs) > 1
+    differs = options.difference
     figure, panels = pyplot.subplots(1 + differs, figsize=(9, 5.2 + 2.6 * differs), layout='constrained', squeeze=False, sharex=True,
                                      height_ratios=(2, 1)[:1 + differs])
     axes, below = panels[0][0], panels[-1][0]
@@ -269,6 +269,9 @@ def main():
             print(f'{path}: no step with a loss yet, nothing to plot', file=sys.stderr)
     if not runs:
         sys.exit(1)
+    if options.difference and len(runs) < max(2, len(options.logs)):
+        print('--difference needs two logs with losses, of which the first is the baseline', file=sys.stderr)
+        sys.exit(2)
     try:
         draw(runs, options)
     except OSError as error:
