@@ -8,8 +8,7 @@ cd "$(dirname "$0")/.." || exit
 small_shards
 of_all=(--device cpu --model qwen-tiny --seq-len 128 --batch-size 4 --threads 1)
 small=("${of_all[@]}" --train-data "$work/data/small_train_*.bin" --val-every 0 --sample-every 0 --steps 1 --plot 0)
-train causal run
-train asga asga
+train causal run && train asga asga
 small=(./train_causal "${of_all[@]}")
 "${PYTHON:-python3}" tests/check_data_scripts.py "$work" 2> "$work/stderr" || bad "tests/check_data_scripts.py" "$(tail -n 1 "$work/stderr")"
 
