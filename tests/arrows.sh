@@ -15,7 +15,7 @@ attention/kernel/
 attention/scores/
 attention/(masks|gates|branches)/
 attention/(blocks|indexer|nsa)/
-attention/[a-z_]+[.]cuh
+attention/[a-z0-9_]+[.]cuh
 attention/decoding/
 attention/inference/
 attention/
