@@ -36,7 +36,7 @@ other validation data | 2 | the fingerprint of the validation data | --evaluate 
 other threads, folders and limits | 0 | | | --threads 2 --out $work/other --watchdog-seconds 77
 other threads with ZeRO-1 | 0 | note: rank 1 computes with | --zero-stage 1 --model qwen-1m --out $work/zero | --zero-stage 1 --model qwen-1m --threads 2
 END
-check "one note names what is not compared" '[ "$(grep -c "does not compare them" "$work/stderr")" -eq 1 ] && [ ! -e "$work/other" ]'
+check "one note names what is not compared" '[ "$(grep -c "are not compared" "$work/stderr")" -eq 1 ] && [ ! -e "$work/other" ]'
 
 # ---- one rank chooses the checkpoint
 last=$work/out/step_00000004
