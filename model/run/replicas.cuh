@@ -2,6 +2,7 @@
 // with their own checksums of the step before. Otherwise training would continue after a flipped bit and exit with code 0.
 #pragma once
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -93,13 +94,16 @@ public:
     std::vector<uint64_t> gradient_sums(Device device) const { return whole_sums_.of(device, gpt_.gradients); }
 
     /// Every rank must call it, with the sums for its own rows and for those of the next rank (and rank 0's on the last). Ends the job
-    /// unless both ranks have computed the same bits. Names the tensor.
-    void require_repeated(Ranks& ranks, int64_t step, const std::vector<uint64_t>& own, const std::vector<uint64_t>& of_next) const {
+    /// unless both ranks have computed the same bits. Names the tensor. `check_memory` is called before: where weights have changed
+    /// since they were compared, it ends the job with their name.
+    void require_repeated(Ranks& ranks, int64_t step, const std::vector<uint64_t>& own, const std::vector<uint64_t>& of_next,
+                          const std::function<void()>& check_memory) const {
         const int size = ranks.size();
         const std::vector<uint64_t> firsts = hashes_of_ranks(ranks, own), seconds = hashes_of_ranks(ranks, of_next);
         for (int r = 0; r < size; r++) {
             const int other = (r + 1) % size;
             if (seconds[size_t(r)] == firsts[size_t(other)]) continue;
+            check_memory();
             std::vector<uint64_t> first = own, second = of_next;
             ranks.broadcast(first.data(), first.size() * sizeof first[0], other);
             ranks.broadcast(second.data(), second.size() * sizeof second[0], r);

@@ -238,11 +238,14 @@ template <class Device, class X>
 void check_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
     ranks.at("comparing the ranks", run.state.step);
-    run.replicas->require_equal(run.device, ranks, run.state.step);
-    if (run.gpt.sharded()) run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
+    const auto check_memory = [&] {
+        run.replicas->require_equal(run.device, ranks, run.state.step);
+        if (run.gpt.sharded()) run.replicas->require_unchanged(run.device, ranks, run.state.step + 1);
+    };
+    check_memory();
     if (ranks.size() == 1 || !run.ranks_compute_alike) return;
     const std::vector<uint64_t> own = gradient_sums(run, ranks.rank()), of_next = gradient_sums(run, (ranks.rank() + 1) % ranks.size());
-    run.replicas->require_repeated(ranks, run.state.step, own, of_next);
+    run.replicas->require_repeated(ranks, run.state.step, own, of_next, check_memory);
 }
 
 /// Writes a checkpoint, on rank 0. If that fails: a warning, or, for the last one, Exit::checkpoint. `sums` are the checksums of the
