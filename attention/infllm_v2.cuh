@@ -106,19 +106,13 @@ struct infllm_v2 : Policy {
 
     // ---- the layer
 
-    template <class X>
-    static AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
-        statistics.tile_max = nullptr;   // calls have different tiles
-        return kernel_arguments(in, state, statistics);
-    }
-
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         const Scratch<X, Device> scratch(device, *this, workspace, in);
         int* const choice = reinterpret_cast<int*>(state.kept);
         if (slots_of(in) > 0) choose(device, choice, in, scratch);
-        scratch.blocks.forward(device, forced_blocks(), arguments(in, state, statistics), choice);
+        scratch.blocks.forward(device, forced_blocks(), token_block_arguments(in, state, statistics), choice);
     }
 
     template <class Device, class X>
@@ -142,7 +136,7 @@ struct infllm_v2 : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {
         const Scratch<X, Device> scratch(device, *this, workspace, in);
-        scratch.blocks.backward(device, forced_blocks(), arguments(in, state, {}), branch_gradients(dout, to),
+        scratch.blocks.backward(device, forced_blocks(), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
                                 reinterpret_cast<const int*>(state.kept));
     }
 

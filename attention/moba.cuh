@@ -64,12 +64,6 @@ struct moba : Policy {
 
     // ---- the layer
 
-    template <class X>
-    static AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
-        statistics.tile_max = nullptr;   // calls have different tiles
-        return kernel_arguments(in, state, statistics);
-    }
-
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
@@ -77,14 +71,14 @@ struct moba : Policy {
         int* const choice = reinterpret_cast<int*>(state.kept);
         if (block_choice(in).slots > 0)
             choose_by_means(device, choice, {scratch.means, in.k, in.qk_row, in, block, in.documents}, in, block_choice(in));
-        scratch.blocks.forward(device, own_block(), arguments(in, state, statistics), choice);
+        scratch.blocks.forward(device, own_block(), token_block_arguments(in, state, statistics), choice);
     }
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {
         const Scratch<X, Device> scratch(device, *this, workspace, in);
-        scratch.blocks.backward(device, own_block(), arguments(in, state, {}), branch_gradients(dout, to),
+        scratch.blocks.backward(device, own_block(), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
                                 reinterpret_cast<const int*>(state.kept));
     }
 

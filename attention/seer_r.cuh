@@ -139,12 +139,6 @@ struct seer_r : Policy {
 
     // ---- the layer
 
-    template <class X>
-    static AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
-        statistics.tile_max = nullptr;   // calls have different tiles
-        return kernel_arguments(in, state, statistics);
-    }
-
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
@@ -169,7 +163,7 @@ struct seer_r : Policy {
         } else if (auxiliary) {
             fill(device, auxiliary, size_t(in.B) * NH, W(0));
         }
-        if (!is_dense()) scratch.blocks.forward(device, forced(), arguments(in, state, statistics), kept.choice);
+        if (!is_dense()) scratch.blocks.forward(device, forced(), token_block_arguments(in, state, statistics), kept.choice);
     }
 
     template <class Device, class X>
@@ -178,7 +172,8 @@ struct seer_r : Policy {
         using W = Wide<X>;
         const Kept<W> kept(*this, state.kept, in);
         const Scratch<X, Device> scratch(device, *this, workspace, in, in.documents);
-        scratch.blocks.backward(device, forced(), arguments(in, state, {}), branch_gradients(dout, to), kept.choice);
+        scratch.blocks.backward(device, forced(), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
+                                kept.choice);
         clear_heads(device, Heads<W>{more.dq_pre, in.qk_row}, in.B * in.T, NH, HS);
         clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, NKV, HS);
         if (!distils()) return;

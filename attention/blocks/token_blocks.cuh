@@ -40,6 +40,13 @@ inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int
     return {count.pairs * heads, count.tiles * heads};
 }
 
+/// The arguments of a layer whose calls are those of TokenBlocks alone, which have different tiles.
+template <class X>
+AttentionForward<X> token_block_arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
+    statistics.tile_max = nullptr;
+    return kernel_arguments(in, state, statistics);
+}
+
 /// A layer's passes over a choice, with their memory.
 template <class Device, class X>
 class TokenBlocks {

@@ -30,7 +30,7 @@ struct Decoding<infllm_v2, CPU, X> {
         const int t = step.keys.tokens(), own = t / TILE, group = in.NH / in.NKV;
         TileChoice rule{.leading = 1, .local = m.local};
         rule.top = std::min(m.top - 1, candidates_of(rule, own));
-        const AttentionForward<X> a = m.arguments(in, state, Statistics<X>{});
+        const AttentionForward<X> a = token_block_arguments(in, state, Statistics<X>{});
         step.keys.append(a);
         add(m.grid, in.k);
         const std::vector<int> chosen = choose(m, in, rule, t);
@@ -161,7 +161,7 @@ struct Decoding<infllm_v2, GPU, X> {
             launch(step, choose_largest_kernel<X>, Grid(in.NKV, in.B), WARP, 0, chosen, work, sums, in, step.rows, importance, blocks,
                    rule);
         attention_forward(step, VisitedBlocksOfSequences(m.forced_blocks(), chosen, in.NH, in.NKV, rule.top),
-                          m.arguments(in, state, Statistics<X>{}));
+                          token_block_arguments(in, state, Statistics<X>{}));
     }
 
 private:

@@ -24,7 +24,7 @@ struct Decoding<moba, CPU, X> {
     template <class Step>
     void decode(const Step& step, const moba& m, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state) {
         const int position = step.keys.tokens(), past = position / block, slots = std::min(m.top - 1, past);
-        const AttentionForward<X> a = m.arguments(in, state, Statistics<X>{});
+        const AttentionForward<X> a = token_block_arguments(in, state, Statistics<X>{});
         step.keys.append(a);
         add(in.k);
         const std::vector<int> chosen = choose(in, slots, past);
@@ -123,7 +123,7 @@ struct Decoding<moba, GPU, X> {
             launch(step, choose_for_rows_kernel<X>, Grid(in.NH, in.B), WARP, sizeof(float) * blocks, chosen, sums, in, step.rows,
                    blocks, block, slots);
         attention_forward(step, VisitedBlocksOfSequences(m.own_block(), chosen, in.NH, in.NH, slots),
-                          m.arguments(in, state, Statistics<X>{}));
+                          token_block_arguments(in, state, Statistics<X>{}));
     }
 
 private:

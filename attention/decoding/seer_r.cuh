@@ -16,7 +16,7 @@ struct Decoding<seer_r, CPU, X> {
     }
     template <class Step>
     void decode(const Step& step, const seer_r& p, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) {
-        const AttentionForward<X> a = p.arguments(in, state, Statistics<X>{});
+        const AttentionForward<X> a = token_block_arguments(in, state, Statistics<X>{});
         const int position = step.keys.tokens(), slots = p.is_dense() ? 0 : std::min(p.top, position / p.block);
         step.keys.append(a);
         if (!p.is_dense()) keys.add(in, 0, BlockGateUse<X>(weights + p.wk.offset));
@@ -108,7 +108,7 @@ struct Decoding<seer_r, GPU, X> {
             launch(step, token_rows_kernel<X>, Grid(in.NKV, in.B), THREADS, sizeof(Shared), choice, keys, in, weights + p.wq.offset,
                    BlockGateUse<X>(weights + p.wk.offset), step.rows);
         attention_forward(step, VisitedBlocksOfSequences(p.forced(), choice.chosen, in.NH, in.NKV, choice.slots),
-                          p.arguments(in, state, Statistics<X>{}));
+                          token_block_arguments(in, state, Statistics<X>{}));
     }
 };
 

@@ -311,8 +311,8 @@ std::string changes_of_schedule(const std::string& now, const std::string& befor
     std::string changes;
     for (const char* key : {"steps", "epochs", "lr", "schedule", "cooldown-frac", "warmup-steps", "min-lr-frac", "weight-decay", "beta1",
                             "beta2", "adam-eps", "grad-clip"})
-        if (const auto is = values.find(key), was = old.find(key); is != values.end() && was != old.end() && !same_value(is->second, was->second))
-            changes += (changes.empty() ? "--" : ", --") + std::string(key) + " " + is->second + " (" + was->second + ")";
+        if (values.contains(key) && old.contains(key) && !same_value(values[key], old[key]))
+            changes += (changes.empty() ? "--" : ", --") + std::string(key) + " " + values[key] + " (" + old[key] + ")";
     return changes;
 }
 

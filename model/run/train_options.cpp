@@ -72,7 +72,8 @@ static void add_optimiser_options(CLI::App& app, Options& o) {
         ->check(number_from(0, 1));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
         ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
-    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr; not of --schedule constant")->check(number_from(0, 1));
+    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr; not of --schedule constant")
+        ->check(number_from(0, 1));
     app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled weight decay of matrices")->check(number_from(0, 1e3));
     app.add_option("--beta1", o.adamw.beta1, "AdamW's decay rate of the first moment")->check(number_from(0, 0.999999));
     app.add_option("--beta2", o.adamw.beta2, "AdamW's decay rate of the second moment")->check(number_from(0, 0.9999999));

@@ -150,8 +150,9 @@ class Jobs:
             return [*timed, *(shlex.join(self._program(f'train_{one.variant}', one.options | where)) for one in (run.against, run))]
         if run.kind != 'train': mode = {'evaluate': 'true', 'eval-log': str(folder / 'log.jsonl')}
         elif run.resumes_at and not any(folder.glob('step_*')): mode = {}
-        else: mode = {'resume': 'true'}
-        if 'resume' in mode: where.pop('checkpoint', None)   # a cool-down that was stopped goes on from its own
+        else:
+            mode = {'resume': 'true'}
+            where.pop('checkpoint', None)   # a cool-down that was stopped goes on from its own
         command = self._program(f'train_{run.variant}', mode | run.options | where)
         return ['mpirun', '-np', str(place.ranks), *command] if place.ranks > 1 else command
 

@@ -41,8 +41,9 @@ KEYS = {   # of each kind of table: those that it must have, and others
 }
 
 # Options without effect on reading a text, and those that ./generate takes: the variant's settings are in the checkpoint.
-OF_TRAINING = ('steps', 'lr', 'schedule', 'cooldown-frac', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2', 'val-every', 'checkpoint-every',
-               'keep-checkpoints', 'sample-every', 'monitor-every', 'plot', 'total-batch-tokens', 'shuffle', 'eval-every')
+OF_TRAINING = ('steps', 'lr', 'schedule', 'cooldown-frac', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2',
+               'val-every', 'checkpoint-every', 'keep-checkpoints', 'sample-every', 'monitor-every', 'plot', 'total-batch-tokens',
+               'shuffle', 'eval-every')
 OF_WRITING = ('seed', 'device', 'weights', 'attention', 'psa-eps', 'psa-block', 'psa-bound', 'adaspa-sparsity', 'adaspa-block')
 
 
@@ -267,7 +268,7 @@ class Planner:
             of, name = e.origin(setting, arm)
             run.origin = self._run(self.stage_of(of), name, of, seed, self.rate_of(name))
             run.resumes_at = table.get('resumes_at', 0)
-            if run.resumes_at >= min(run.steps, run.origin.steps) > 0 and run.resumes_at:
+            if run.resumes_at >= min(run.steps, run.origin.steps):
                 raise Refused(f'{e.path}: [settings.{setting}] resumes at step {run.resumes_at} of {run.origin.steps}, and ends at '
                               f'{run.steps}')
         if table.get('evaluate'):
