@@ -8,12 +8,16 @@ cleanup() {
 }
 trap cleanup EXIT
 
+# COMMAND | finds [-E...] PATTERN: grep -q that reads to the end. grep -q itself ends at the first match, and pipefail then reports
+# the command's broken pipe as a failure.
+finds() { grep -c "$@" | cat > /dev/null; }
+
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
 launch=mpirun   # more ranks than processors need Open MPI's word
-grep -q 'Open MPI' <(mpirun --version 2> /dev/null) && launch="mpirun --oversubscribe"
+mpirun --version 2> /dev/null | finds 'Open MPI' && launch="mpirun --oversubscribe"
 
 # has_mpi PROGRAM: whether ranks of it can be started with $launch.
-has_mpi() { command -v mpirun > /dev/null && grep -q libmpi <(ldd "$1"); }
+has_mpi() { command -v mpirun > /dev/null && ldd "$1" | finds libmpi; }
 
 ok() { echo "ok $1"; }
 bad() { echo "FAIL $1: $2"; }

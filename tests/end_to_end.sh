@@ -65,11 +65,11 @@ fi
 
 # ---- a run's log
 field() { grep -m 1 '"event":"config"' "$work/$1/log.jsonl" | grep -oE "\"$2\":(\"[^\"]*\"|[0-9.e+]+)" | cut -d: -f2-; }
-check "the log names commit, machine, BLAS and program" 'field causal commit | grep -qE "^\"([0-9a-f]{12}|unknown)\"$" &&
-    field causal dirty | grep -qx "[01]" && field causal machine | grep -q "cpu: .* thread" && field causal blas | grep -q BLAS &&
-    field causal flops_per_token | grep -qE "^[1-9]" && field causal binary_hash | grep -qE "^\"[0-9a-f]{16}\"$" &&
+check "the log names commit, machine, BLAS and program" 'field causal commit | finds -E "^\"([0-9a-f]{12}|unknown)\"$" &&
+    field causal dirty | finds -x "[01]" && field causal machine | finds "cpu: .* thread" && field causal blas | finds BLAS &&
+    field causal flops_per_token | finds -E "^[1-9]" && field causal binary_hash | finds -E "^\"[0-9a-f]{16}\"$" &&
     [ "$(field causal binary_hash)" != "$(field asga binary_hash)" ]'
-check "and the same data by the same hash" 'field causal data_hash | grep -qE "^\"[0-9a-f]{16}\"$" &&
+check "and the same data by the same hash" 'field causal data_hash | finds -E "^\"[0-9a-f]{16}\"$" &&
     [ "$(field causal data_hash)" = "$(field asga data_hash)" ] && [ "$(field causal data_hash)" != "$(field masked data_hash)" ]'
 
 # ---- damage, and weights of another variant
@@ -126,7 +126,7 @@ asga sigma-asga --sigma-reparam 1
 causal no-norm --qk-norm 0
 asga dense --dense-layers 0
 END
-check "config.json and log name the layers" 'tr -d " \n" < "$work/dense/step_00000012/config.json" | grep -q "\"layer_types\":\[\"causal\",\"asga\"\]" &&
+check "config.json and log name the layers" 'tr -d " \n" < "$work/dense/step_00000012/config.json" | finds "\"layer_types\":\[\"causal\",\"asga\"\]" &&
     grep -q "\"layers\":\"causal,asga\"" "$work/dense/log.jsonl" && grep -q LlamaForCausalLM "$work/no-norm/step_00000012/config.json"'
 cp -r "$last" "$work/mixed" && rm "$work/mixed/manifest.json"   # its config.json will be another
 sed '/attention_variant/d; s/"use_sliding_window": false/"use_sliding_window": true/; s/"sliding_window": null/"sliding_window": 9/; s/"max_window_layers": 2/"max_window_layers": 1/' \
@@ -167,15 +167,15 @@ train asga_fixed watched1 --monitor-every 4 --window 7
 train asga_fixed windows --layers asga_fixed:window=4,asga_fixed:window=16 --monitor-every 12
 train nsa watched3 --monitor-every 12
 look() { grep "event.:.attention" "$work/$1/log.jsonl"; }
-check "a window of 7 in 32 tokens: three looks, 228 of 528 pairs" '[ "$(look watched1 | wc -l)" -eq 3 ] && look watched1 | grep -q "pairs.:..0.4318"'
-check "windows layer by layer: 150 and 408 pairs" 'look windows | grep -qE "pairs.:..0.2840.*0.7727"'
-check "of nsa each softmax and its gate" 'look watched3 | grep -q "entropy.cmp.:..[0-9].*gate.win.:..0[.]"'
+check "a window of 7 in 32 tokens: three looks, 228 of 528 pairs" '[ "$(look watched1 | wc -l)" -eq 3 ] && look watched1 | finds "pairs.:..0.4318"'
+check "windows layer by layer: 150 and 408 pairs" 'look windows | finds -E "pairs.:..0.2840.*0.7727"'
+check "of nsa each softmax and its gate" 'look watched3 | finds "entropy.cmp.:..[0-9].*gate.win.:..0[.]"'
 check "and the plot has each table" 'PYTHONPATH=scripts python3 -c "import json, sys, plot_attention
 tables = [key for key, value in json.loads(sys.stdin.readline()).items() if isinstance(value, list) and not key.startswith(\"collapsed\")]
 sys.exit(len(tables) < 20 or not all(map(plot_attention.is_map, tables)))" < <(look watched3)'
 check "--dry-run lists what each kind of layer costs, and trains nothing" './train_asga_fixed "${small[@]}" --layers asga_fixed:window=4,causal --dry-run --out "$work/dry" |
     grep -qE "asga_fixed +. 28.4% of causal pairs, .* layers 0 " && [ ! -e "$work/dry" ]'
-check "a count of pairs that is a bound is called that" './train_seer "${small[@]}" --out "$work/x" --seer-threshold 0.1 --dry-run | grep -q "at most 2112 (100.0% of causal)"'
+check "a count of pairs that is a bound is called that" './train_seer "${small[@]}" --out "$work/x" --seer-threshold 0.1 --dry-run | finds "at most 2112 (100.0% of causal)"'
 expect_each ./train_asga_fixed "${small[@]}" --out "$work/x" --dense-layers 0 << END
 a picture of a kind that is not written | 2 | .png or .pgm | --show-mask "$work/mask.jpg"
 a picture that cannot be written | 3 | /proc/x.png | --show-mask /proc/x.png

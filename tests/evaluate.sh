@@ -63,4 +63,4 @@ scores that are not finite | 5 | item 0 scores | --model "$work/huge" --val-batc
 a validation loss that is not finite | 5 | validation loss | --model "$work/huge"
 END
 expect "a picture without tokens" 2 "needs tokens" ./train_causal --device cpu --model qwen-tiny --seq-len 32 --evaluate $items --show-mask "$work/mask.png"
-check "leave no file of scores, and no run" '! ls "$work" | grep -qE "^(broken.*|x)$"'
+check "leave no file of scores, and no run" '! ls "$work" | finds -E "^(broken.*|x)$"'

@@ -52,7 +52,7 @@ prompts=$work/prompts.jsonl texts=$work/texts.jsonl
 printf '%s\n' '{"prompt": "We the people", "id": 7}' '{"prompt_ids": [65, 66, 67], "seed": 3}' '' '{"prompt": "The state of the union"}' '{"prompt": ""}' > "$prompts"
 many=(./generate --threads 1 --checkpoint "$last" --tokens 9 --temperature 0.7 --ignore-eos)
 expect "texts of many prompts" 0 "4 prompts" "${many[@]}" --prompts "$prompts" --out "$texts"
-check "a line for each, in their order" '[ "$(grep -c "\"tokens\":9}" "$texts")" -eq 4 ] && head -n 1 "$texts" | grep -q "\"id\":7.*We the people"'
+check "a line for each, in their order" '[ "$(grep -c "\"tokens\":9}" "$texts")" -eq 4 ] && head -n 1 "$texts" | finds "\"id\":7.*We the people"'
 check "two side by side, on standard output, are the same" '"${many[@]}" --prompts "$prompts" --batch 2 2> /dev/null | cmp - "$texts"'
 check "as ids each is what it is alone" '[ "$("${many[@]}" --prompts "$prompts" --print-ids 2> /dev/null | sed -n 2p | grep -o "\"ids\":\[[^]]*" | cut -d"[" -f2 | tr "," " ")" = \
     "$("${many[@]}" --prompt-ids 65,66,67 --seed 3 --print-ids 2> /dev/null)" ]'
@@ -94,7 +94,7 @@ for batch in 1 3 8; do
     "${many[@]}" --prompts "$work/eight.jsonl" --batch $batch --out "$work/eight_$batch.jsonl" 2> /dev/null
 done
 check "texts end at the same tokens one by one and three side by side, before the last" 'cmp -s "$work/ended_1.jsonl" "$work/ended_3.jsonl" &&
-    [ "$(grep -c "\"ended\":true" "$work/ended_1.jsonl")" -ge 2 ] && ! grep "\"ended\":true" "$work/ended_1.jsonl" | grep -q "\"tokens\":2000"'
+    [ "$(grep -c "\"ended\":true" "$work/ended_1.jsonl")" -ge 2 ] && ! grep "\"ended\":true" "$work/ended_1.jsonl" | finds "\"tokens\":2000"'
 check "eight prompts give what each gives alone" '[ "$(wc -l < "$work/eight_1.jsonl")" -eq 8 ] && cmp "$work/eight_1.jsonl" "$work/eight_3.jsonl" && cmp "$work/eight_1.jsonl" "$work/eight_8.jsonl"'
 
 # ---- signals

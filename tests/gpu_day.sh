@@ -25,10 +25,10 @@ check "gpu day: three files come back" '[ "$(ls "$OUT" | tr "\n" " ")" = "gpu_da
 lines=$(wc -l < "$results/steps.jsonl")
 gpu_day
 check "gpu day: a second call repeats nothing" '[ "$(wc -l < "$results/steps.jsonl")" -eq "$lines" ]'
-if grep -q libmpi <(ldd "$pack/bin/train_causal"); then
+if ldd "$pack/bin/train_causal" | finds libmpi; then
     check "gpu day: the package has a launcher, which uses nothing of the machine's MPI" \
         '"$pack/mpi/mpirun" --oversubscribe -np 1 sh -c "cat /proc/\$PPID/maps" > "$work/printed" 2>&1 &&
-            grep -q "$pack/mpi/plugins/mca_" "$work/printed" && ! grep -E "/(mca_|libopen-)" "$work/printed" | grep -qv "$pack/"'
+            grep -q "$pack/mpi/plugins/mca_" "$work/printed" && ! grep -E "/(mca_|libopen-)" "$work/printed" | finds -v "$pack/"'
 fi
 filters=$(cd "$pack" && python3 -c 'import gpu_day, shlex
 for name, step in gpu_day.plan("", "").items():

@@ -62,7 +62,7 @@ for name in sys.argv[1].split(): signal.signal(signal.Signals["SIG" + name], sig
 os.execvp(sys.argv[2], sys.argv[2:])')
 endless=("${causal[@]}" --steps 1000000 --val-every 0 --checkpoint-every 1000000)
 long=(--val-batches 100000000 --batch-size 1 --val-data "data/bundled/sotu_train_*.bin")
-saved() { ls "$work/$1" | grep -q "^step_"; }
+saved() { ls "$work/$1" | finds "^step_"; }
 # ends NAME CODE CONDITION PATTERN SIGNALS COMMAND...: signalled() ends with the code, and the condition holds.
 ends() {
     signalled "${@:4}"
@@ -96,7 +96,7 @@ exec 3>&-
 check "SIGTERM ends a run whose output is not read, and saves (status $status)" '[ $status -eq 75 ] && saved blocked'
 
 # Matrix products that never end, from the n-th on.
-if ldd ./train_causal | grep -q openblas; then
+if ldd ./train_causal | finds openblas; then
     echo 'extern "C" int atoi(const char*); extern "C" char* getenv(const char*); extern "C" long write(int, const void*, unsigned long);
           static int calls; extern "C" void cblas_sgemm() {
               if (++calls <= atoi(getenv("PRODUCTS"))) return;
@@ -131,8 +131,8 @@ expect_each << END
 three threads of five | 0 | gives 3 of 5 threads | env OMP_THREAD_LIMIT=3 ${short[@]@Q} --threads 5
 an evaluation with a thread limit | 0 | gives 1 of 2 threads (OMP_THREAD_LIMIT=1) | env OMP_THREAD_LIMIT=1 ${short[@]@Q} --evaluate --checkpoint "$last"
 END
-check "pinned to one processor, one thread is the default" 'GOMP_CPU_AFFINITY=0 "${short[@]}" --threads 0 --dry-run | grep -q ", 1 thread,"'
-if ldd ./train_causal | grep -q openblas && ! ldd ./train_causal | grep -q cublas; then   # which needs more to start
+check "pinned to one processor, one thread is the default" 'GOMP_CPU_AFFINITY=0 "${short[@]}" --threads 0 --dry-run | finds ", 1 thread,"'
+if ldd ./train_causal | finds openblas && ! ldd ./train_causal | finds cublas; then   # which needs more to start
     within() { echo "bash -c 'ulimit -v $1; exec \"\$@\"' - ${short[*]@Q}"; }
     expect_each << END
 too little address space for the libraries | 4 | ulimit -v | $(within 100000)

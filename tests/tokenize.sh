@@ -49,7 +49,7 @@ kill -INT $job
 wait $job
 status=$?
 check "Ctrl-C ends a run that waits for standard input with 75 (was $status), and no shard has its final name" \
-    '[ $status -eq 75 ] && ! ls "$work/stopped" | grep -q "bin$"'
+    '[ $status -eq 75 ] && ! ls "$work/stopped" | finds "bin$"'
 expect_each << END
 another standard input is not taken for the same | 3 | are not those that the stopped run had read | ${from_pipe[@]@Q} < <(tac "$work/a.jsonl")
 nor a shorter one | 3 | are not those that the stopped run had read | ${from_pipe[@]@Q} < <(head -n 9 "$work/a.jsonl")
@@ -59,7 +59,7 @@ END
 # ---- a full disk
 if mount_small "$work/disk" 8m; then
     expect "a full disk ends the run with 3" 3 "No space left" "${tokenize[@]}" --out "$work/disk" "${inputs[@]}"
-    check "and leaves finished shards only" '[ "$(ls "$work/disk" | grep -c "tmp$")" -eq "$(grep -c "\"file\"" "$work/disk/x_progress.json")" ] && ! ls "$work/disk" | grep -q "bin$"'
+    check "and leaves finished shards only" '[ "$(ls "$work/disk" | grep -c "tmp$")" -eq "$(grep -c "\"file\"" "$work/disk/x_progress.json")" ] && ! ls "$work/disk" | finds "bin$"'
     mount -o remount,size=300m "$work/disk"
     expect "with room it goes on" 0 "resuming where" "${tokenize[@]}" --out "$work/disk" "${inputs[@]}"
     "${tokenize[@]}" --out "$work/whole2" "${inputs[@]}" > /dev/null 2>&1
