@@ -268,7 +268,7 @@ class Planner:
             of, name = e.origin(setting, arm)
             run.origin = self._run(self.stage_of(of), name, of, seed, self.rate_of(name))
             run.resumes_at = table.get('resumes_at', 0)
-            if run.resumes_at >= min(run.steps, run.origin.steps):
+            if run.resumes_at >= run.steps or run.resumes_at > run.origin.steps:
                 raise Refused(f'{e.path}: [settings.{setting}] resumes at step {run.resumes_at} of {run.origin.steps}, and ends at '
                               f'{run.steps}')
         if table.get('evaluate'):
