@@ -18,7 +18,7 @@
 /// same rows. Rank 0 only.
 template <class Device, class X>
 void observe_attention(Run<Device, X>& run) {
-    const TokenStream& stream = run.data.val ? *run.data.val : *run.data.train;
+    const TokenStream& stream = (run.data.val ? run.data.val : run.data.train)->first();
     const int T = run.o.seq_len, B = int(std::min<int64_t>(run.o.batch_size, windows(stream, T)));
     const int64_t step = run.state.step;
     if (B == 0) return;
@@ -172,8 +172,8 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
     Origin origin = find_origin(o, variants, choose_checkpoint(o, ranks, lock), ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
     require_agreement(ranks, facts_of_start(origin, data));
-    for (const TokenStream* stream : {data.train.get(), data.val.get()})
-        if (ranks.first() && stream && !stream->missing().empty()) std::cerr << "warning: " << stream->missing() << "\n";
+    for (const Mixture* mixture : {data.train.get(), data.val.get()})
+        if (ranks.first() && mixture && !mixture->missing().empty()) std::cerr << "warning: " << mixture->missing() << "\n";
     Run<Device, X> run(device, variants, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_set_up(run, threads);
     if (o.dry_run) return Exit::done;

@@ -36,7 +36,7 @@ int64_t windows(const TokenStream& stream, int T) {
 }
 
 RowOrder::RowOrder(const TokenStream& stream, int T, bool shuffle, uint64_t seed)
-    : T_(static_cast<uint64_t>(T)), seed_(seed), shuffle_(shuffle) {
+    : stream_(stream), T_(static_cast<uint64_t>(T)), seed_(seed), shuffle_(shuffle) {
     require_one_row(stream, T);
     const uint64_t size = stream.size();
     // Unshuffled, every row is used. Shuffled, an epoch's rows are shifted by a phase below T, and only as many rows are used as
@@ -54,22 +54,34 @@ uint64_t RowOrder::start(uint64_t row) const {
     return permute(window, rows_per_epoch_, key) * T_ + phase;
 }
 
-void require_targets(const TokenStream& stream, int T, bool shuffle, uint64_t seed, uint64_t rows) {
-    if (!stream.masked()) return;
-    const RowOrder order(stream, T, shuffle, seed);
-    const auto has_targets = [&](uint64_t row) { return stream.count_targets(order.start(row) + 1, static_cast<uint64_t>(T)) > 0; };
+MixedOrder::MixedOrder(const Mixture& mixture, int T, bool shuffle, uint64_t seed) : mixture_(mixture) {
+    for (const Source& source : mixture.sources()) orders_.emplace_back(source.stream, T, shuffle, seed);
+}
+
+MixedOrder::Place MixedOrder::place(uint64_t row) const {
+    const auto [source, index] = mixture_.place(row);
+    return {orders_[source].stream(), orders_[source].start(index)};
+}
+
+void require_targets(const Mixture& mixture, int T, bool shuffle, uint64_t seed, uint64_t rows) {
+    if (!mixture.masked()) return;
+    const MixedOrder order(mixture, T, shuffle, seed);
+    const auto hides_all = [](const RowOrder& of) { return of.stream().count_targets(1, of.last_target()) == 0; };
+    uint64_t epoch = 0;
+    for (const RowOrder& of : order.orders()) epoch += of.rows_per_epoch();
     for (uint64_t row = 0; row < rows; ++row) {
-        if (has_targets(row)) return;
-        if (row + 1 == order.rows_per_epoch() && stream.count_targets(1, order.last_target()) == 0) break;   // nor has a later one
+        const auto [stream, start] = order.place(row);
+        if (stream.count_targets(start + 1, static_cast<uint64_t>(T)) > 0) return;
+        if (row + 1 == epoch && std::all_of(order.orders().begin(), order.orders().end(), hides_all)) break;   // nor has a later one
     }
     if (rows > 0)
-        fail(Exit::data, stream.name(), ": its loss mask hides all targets of the ", rows, " rows of ", T,
+        fail(Exit::data, mixture.name(), ": its loss mask hides all targets of the ", rows, " rows of ", T,
              " tokens of this run, so there is nothing to learn from; make shards with completions (./tokenize --mask-prompts), or take "
              "another --seq-len or more --steps");
 }
 
-Loader::Loader(const TokenStream& stream, const LoaderConfig& config)
-    : stream_(stream), config_((check_sizes(config), config)), order_(stream, config.T, config.shuffle, config.seed) {}
+Loader::Loader(const Mixture& mixture, const LoaderConfig& config)
+    : masked_(mixture.masked()), config_((check_sizes(config), config)), order_(mixture, config.T, config.shuffle, config.seed) {}
 
 void Loader::seek(int64_t step) {
     ahead_ = {};   // waits for the thread and discards its rows
@@ -80,7 +92,10 @@ std::vector<int32_t> Loader::read(uint64_t micro_step) const {
     const size_t B = static_cast<size_t>(config_.B), T = static_cast<size_t>(config_.T);
     const uint64_t batch = micro_step * static_cast<uint64_t>(config_.ranks) + static_cast<uint64_t>(config_.rank);
     std::vector<int32_t> rows(2 * B * T), row(T + 1);
-    for (size_t b = 0; b < B; ++b) read_row(stream_, order_.start(batch * B + b), config_.T, row, &rows[b * T], &rows[(B + b) * T]);
+    for (size_t b = 0; b < B; ++b) {
+        const auto [stream, start] = order_.place(batch * B + b);
+        read_row(stream, start, config_.T, row, &rows[b * T], &rows[(B + b) * T]);
+    }
     return rows;
 }
 
@@ -100,10 +115,12 @@ void Loader::next(int32_t* inputs, int32_t* targets) {
 
 int64_t Loader::targets_of_step(int64_t step) const {
     const int64_t rows = int64_t{config_.B} * config_.ranks * config_.micro_steps, T = config_.T;
-    if (!stream_.masked()) return rows * T;
+    if (!masked_) return rows * T;
     uint64_t targets = 0;
-    for (int64_t row = step * rows; row < (step + 1) * rows; ++row)
-        targets += stream_.count_targets(order_.start(static_cast<uint64_t>(row)) + 1, static_cast<uint64_t>(T));
+    for (int64_t row = step * rows; row < (step + 1) * rows; ++row) {
+        const auto [stream, start] = order_.place(static_cast<uint64_t>(row));
+        targets += stream.count_targets(start + 1, static_cast<uint64_t>(T));
+    }
     return static_cast<int64_t>(targets);
 }
 

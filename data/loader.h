@@ -5,7 +5,7 @@
 #include <future>
 #include <vector>
 
-#include "data/stream.h"
+#include "data/mixture.h"
 
 struct LoaderConfig {
     int B = 1;               // rows per rank and micro-step
@@ -17,20 +17,22 @@ struct LoaderConfig {
     bool shuffle = true;     // false: rows in the order of the shards
 };
 
-/// Rows of T tokens from a stream. Row r of the run begins at token start(r) and has T + 1 tokens: T inputs, and the same shifted by one
-/// as targets, -1 if masked. data/README.md explains the order.
+/// Rows of T tokens from a stream. Row r of the stream begins at token start(r) and has T + 1 tokens: T inputs, and the same shifted by
+/// one as targets, -1 if masked. data/README.md explains the order.
 class RowOrder {
 public:
-    /// Exit::data if the stream is shorter than one row.
+    /// Precondition: the stream outlives the order. Exit::data if the stream is shorter than one row.
     RowOrder(const TokenStream& stream, int T, bool shuffle, uint64_t seed);
 
     uint64_t start(uint64_t row) const;
+    const TokenStream& stream() const { return stream_; }
     uint64_t rows_per_epoch() const { return rows_per_epoch_; }
 
     /// The last token that can be a target; the first is token 1.
     uint64_t last_target() const { return rows_per_epoch_ * T_ + phases_ - 1; }
 
 private:
+    const TokenStream& stream_;
     uint64_t rows_per_epoch_;
     uint64_t phases_;     // 1 in order; shuffled, an epoch's rows begin at one of this many offsets
     uint64_t T_;
@@ -38,13 +40,31 @@ private:
     bool shuffle_;
 };
 
+/// The rows of a run: those of each source in its own order, mixed by weight.
+class MixedOrder {
+public:
+    /// Precondition: the mixture outlives the order. Exit::data if a source is shorter than one row.
+    MixedOrder(const Mixture& mixture, int T, bool shuffle, uint64_t seed);
+
+    struct Place {
+        const TokenStream& stream;
+        uint64_t start;   // token
+    };
+    Place place(uint64_t row) const;
+    const std::vector<RowOrder>& orders() const { return orders_; }   // one per source
+
+private:
+    const Mixture& mixture_;
+    std::vector<RowOrder> orders_;
+};
+
 /// Exit::data if a loss mask hides every target of the run's first `rows` rows of T tokens.
-void require_targets(const TokenStream& stream, int T, bool shuffle, uint64_t seed, uint64_t rows);
+void require_targets(const Mixture& mixture, int T, bool shuffle, uint64_t seed, uint64_t rows);
 
 class Loader {
 public:
-    /// Precondition: the stream outlives the loader. Exit::usage for invalid sizes, Exit::data for too few tokens.
-    Loader(const TokenStream& stream, const LoaderConfig& config);
+    /// Precondition: the mixture outlives the loader. Exit::usage for invalid sizes, Exit::data for too few tokens.
+    Loader(const Mixture& mixture, const LoaderConfig& config);
     Loader(const Loader&) = delete;   // the thread holds a pointer to it
     Loader& operator=(const Loader&) = delete;
 
@@ -60,9 +80,9 @@ public:
 private:
     std::vector<int32_t> read(uint64_t micro_step) const;   // inputs (B, T), targets (B, T)
 
-    const TokenStream& stream_;
+    bool masked_;
     LoaderConfig config_;
-    RowOrder order_;
+    MixedOrder order_;
     uint64_t micro_step_ = 0;                  // the next micro-step, counted from the start of the run
     std::future<std::vector<int32_t>> ahead_;  // its rows; the destructor of a future waits for its thread
 };

@@ -98,6 +98,8 @@ def export(record, tracker):
     if event == 'sample': tracker.text(step, record['text'])
     if event == 'evaluation':
         tracker.numbers(step, {f'eval/{record["task"]}/{key}': value for key, value in record.items() if key != 'step' and is_number(value)})
+    if event == 'source_validation':
+        tracker.numbers(step, {f'{key}/{record["source"]}': record[key] for key in ('source_loss', 'source_bpb') if is_number(record[key])})
     if event is None and is_number(step):
         values = {NAMES[key]: value for key, value in record.items() if key in NAMES and is_number(value)}
         if values: tracker.numbers(step, values)

@@ -1,6 +1,7 @@
 // The order of rows: what --shuffle 0 promises, a shuffle that loses nothing, the same rows for any number of ranks.
 #include <memory>
 #include <set>
+#include <sstream>
 
 #include "data/loader.h"
 #include "data/permutation.h"
@@ -14,7 +15,7 @@ constexpr int vocabulary = 1 << 20;
 // A folder with one shard whose tokens are their own positions, opened.
 struct Ramp {
     explicit Ramp(size_t tokens) { write_shard(file_in(folder, "ramp.bin"), ramp(tokens), vocabulary); }
-    TokenStream open() const { return TokenStream(file_in(folder, "ramp.bin"), vocabulary); }
+    Mixture open() const { return Mixture(file_in(folder, "ramp.bin"), vocabulary); }
     TemporaryFolder folder;
 };
 
@@ -30,7 +31,7 @@ Rows next(Loader& loader, const LoaderConfig& config) {
 }
 
 // First tokens of all rows that `ranks` ranks read in one optimiser step; checks that the rows are whole.
-std::multiset<int32_t> rows_of_step(const TokenStream& stream, LoaderConfig config, int64_t step) {
+std::multiset<int32_t> rows_of_step(const Mixture& stream, LoaderConfig config, int64_t step) {
     std::multiset<int32_t> starts;
     for (config.rank = 0; config.rank < config.ranks; ++config.rank) {
         Loader loader(stream, config);
@@ -91,10 +92,10 @@ TEST_CASE("permute: keys give different orders, and every element goes everywher
 
 TEST_CASE("loader in order: rows start where the formula says, and wrap") {
     const Ramp data(1003);
-    const TokenStream stream = data.open();
+    const Mixture stream = data.open();
     LoaderConfig config;
     config.B = 3, config.T = 16, config.ranks = 2, config.micro_steps = 2, config.shuffle = false;
-    const int64_t n = windows(stream, config.T);
+    const int64_t n = windows(stream.first(), config.T);
     CHECK(n == 62);
     for (config.rank = 0; config.rank < config.ranks; ++config.rank) {
         Loader loader(stream, config);
@@ -112,8 +113,8 @@ TEST_CASE("loader in order: rows start where the formula says, and wrap") {
 
 TEST_CASE("loader shuffled: an epoch has every row once, the next one in another order and phase") {
     const Ramp data(1003);
-    const TokenStream stream = data.open();
-    const RowOrder order(stream, 16, true, 7);
+    const Mixture stream = data.open();
+    const RowOrder order(stream.first(), 16, true, 7);
     const uint64_t n = order.rows_per_epoch();
     CHECK(n == 61);
     std::set<std::vector<uint64_t>> orders;
@@ -130,12 +131,12 @@ TEST_CASE("loader shuffled: an epoch has every row once, the next one in another
     }
     CHECK(orders.size() == 10);
     CHECK(phases.size() > 4);
-    CHECK(RowOrder(stream, 16, true, 8).start(0) != order.start(0));
+    CHECK(RowOrder(stream.first(), 16, true, 8).start(0) != order.start(0));
 }
 
 TEST_CASE("loader: 1, 2 and 4 ranks see the same rows in a step") {
     const Ramp data(2000);
-    const TokenStream stream = data.open();
+    const Mixture stream = data.open();
     for (const bool shuffle : {false, true}) {
         LoaderConfig config;
         config.T = 10, config.seed = 3, config.shuffle = shuffle;
@@ -154,7 +155,7 @@ TEST_CASE("loader: 1, 2 and 4 ranks see the same rows in a step") {
 
 TEST_CASE("loader: seek continues the sequence, forwards and back") {
     const Ramp data(500);
-    const TokenStream stream = data.open();
+    const Mixture stream = data.open();
     LoaderConfig config;
     config.B = 2, config.T = 8, config.micro_steps = 3, config.seed = 11;
     Loader straight(stream, config);
@@ -173,24 +174,24 @@ TEST_CASE("loader: the shortest streams") {
     for (const bool shuffle : {false, true})
         for (const size_t extra : {1, 2, 15, 16, 17, 31}) {
             const Ramp data(16 + extra);
-            const TokenStream stream = data.open();
+            const Mixture stream = data.open();
             LoaderConfig config;
             config.B = 5, config.T = 16, config.shuffle = shuffle;
             for (int64_t step = 0; step < 20; ++step) REQUIRE(rows_of_step(stream, config, step).size() == 5);
         }
     const Ramp data(16);
-    const TokenStream stream = data.open();
+    const Mixture stream = data.open();
     LoaderConfig config;
     config.T = 16;
     const Error error = error_of([&] { Loader(stream, config); });
     CHECK(error.code == Exit::data);
     CHECK(says(error, {"ramp.bin", "16 tokens", "17"}));
-    CHECK(windows(stream, 16) == 0);
+    CHECK(windows(stream.first(), 16) == 0);
 }
 
 TEST_CASE("loader: sizes that make no sense are refused") {
     const Ramp data(100);
-    const TokenStream stream = data.open();
+    const Mixture stream = data.open();
     const auto code = [&](auto change) {
         LoaderConfig config;
         change(config);
@@ -204,7 +205,7 @@ TEST_CASE("loader: sizes that make no sense are refused") {
 
 TEST_CASE("loader: what fails on the thread is thrown by next(), again and again, and the thread ends cleanly") {
     const Ramp data(100000);
-    const TokenStream stream = data.open();
+    const Mixture stream = data.open();
     LoaderConfig config;
     config.T = 64, config.shuffle = false;
     Loader loader(stream, config);
@@ -218,15 +219,80 @@ TEST_CASE("loader: what fails on the thread is thrown by next(), again and again
 
 TEST_CASE("validation rows are fixed, in order and bounded") {
     const Ramp data(100);
-    const TokenStream stream = data.open();
-    CHECK(windows(stream, 9) == 11);
-    CHECK(windows(stream, 99) == 1);
-    CHECK(windows(stream, 100) == 0);
+    const Mixture stream = data.open();
+    CHECK(windows(stream.first(), 9) == 11);
+    CHECK(windows(stream.first(), 99) == 1);
+    CHECK(windows(stream.first(), 100) == 0);
     std::vector<int32_t> inputs(18), targets(18);
-    validation_rows(stream, 9, 9, 2, inputs.data(), targets.data());
+    validation_rows(stream.first(), 9, 9, 2, inputs.data(), targets.data());
     for (int i = 0; i < 18; ++i) CHECK(inputs[i] == 81 + i);
     for (int i = 0; i < 18; ++i) CHECK(targets[i] == 82 + i);
-    const Error error = error_of([&] { validation_rows(stream, 10, 9, 2, inputs.data(), targets.data()); });
+    const Error error = error_of([&] { validation_rows(stream.first(), 10, 9, 2, inputs.data(), targets.data()); });
     CHECK(error.code == Exit::data);
     CHECK(says(error, {"rows 10 to 11", "100 tokens", "11 such rows"}));
+}
+
+TEST_CASE("mixture: every source has its share of the rows of any stretch, each of its rows in turn") {
+    const Ramp a(400), b(100), c(100);
+    const auto mixed = [&](const std::string& weights) {
+        std::istringstream words(weights);
+        std::string spec, weight;
+        for (const Ramp* ramp : {&a, &b, &c}) words >> weight, spec += weight + " " + file_in(ramp->folder, "ramp.bin") + " ";
+        return Mixture(spec, vocabulary);
+    };
+    const Mixture mixture = mixed("5 2 1");
+    CHECK(mixture.size() == 600);
+    std::vector<uint64_t> next_of(3, 0);
+    for (const uint64_t first : {uint64_t{0}, uint64_t{1} << 40}) {   // rows are found without those before them
+        if (first) next_of = mixture.counts(first);
+        for (uint64_t row = first; row < first + 5000; ++row) {
+            const auto [source, index] = mixture.place(row);
+            REQUIRE(index == next_of[source]++);
+            REQUIRE(mixture.counts(row + 1) == next_of);
+            for (size_t n = 0; n < 3; ++n) REQUIRE(std::abs(double(next_of[n]) - double(row + 1) * mixture.sources()[n].share) < (first ? 1e3 : 2));
+        }
+    }
+    CHECK(mixed("0.625 .25 1.25e-1").fingerprint() == mixture.fingerprint());
+    CHECK(mixed("5 1 2").fingerprint() != mixture.fingerprint());
+    CHECK(mixed("5 1 2").contents() != mixture.contents());
+}
+
+TEST_CASE("mixture: any number of ranks trains on the same rows, each source in its own order") {
+    const Ramp a(2000), b(300);
+    const Mixture mixture("0.75 " + file_in(a.folder, "ramp.bin") + " 0.25 " + file_in(b.folder, "ramp.bin"), vocabulary);
+    LoaderConfig config;
+    config.T = 10, config.seed = 3;
+    const RowOrder of_a(mixture.sources()[0].stream, 10, true, 3), of_b(mixture.sources()[1].stream, 10, true, 3);
+    uint64_t from_a = 0, from_b = 0;
+    for (int64_t step = 0; step < 40; ++step) {
+        config.B = 8, config.ranks = 1, config.micro_steps = 1;
+        const auto rows = rows_of_step(mixture, config, step);
+        config.B = 1, config.ranks = 4, config.micro_steps = 2;
+        REQUIRE(rows_of_step(mixture, config, step) == rows);
+        std::multiset<int32_t> expected;   // 6 and 2 of every 8
+        for (int n = 0; n < 6; ++n) expected.insert(int32_t(of_a.start(from_a++)));
+        for (int n = 0; n < 2; ++n) expected.insert(int32_t(of_b.start(from_b++)));
+        REQUIRE(rows == expected);
+    }
+}
+
+TEST_CASE("mixture: one glob may have spaces; weights that make no sense, and sources too short, are named") {
+    const Ramp a(100), tiny(5);
+    const std::string path = file_in(a.folder, "ramp.bin"), spaced = file_in(a.folder, "my ramp.bin");
+    std::filesystem::copy_file(path, spaced);
+    CHECK(Mixture(spaced, vocabulary).size() == 100);
+    CHECK(Mixture("1 " + spaced + " 3 " + path, vocabulary).sources()[0].stream.name() == spaced);
+    CHECK(Mixture(path, vocabulary).fingerprint() == TokenStream(path, vocabulary).fingerprint());
+    for (const std::string weight : {"0", "-0.5", "1e999"}) {
+        const Error error = error_of([&] { Mixture("0.5 " + path + " " + weight + " " + path, vocabulary); });
+        CHECK(error.code == Exit::usage);
+        CHECK(says(error, {path, "not a positive number"}));
+    }
+    CHECK(says(error_of([&] { Mixture("0.5 " + path + " 0.5", vocabulary); }), {"0.5 has no shards"}));
+    CHECK(error_of([&] { Mixture("0.5 0.5 " + path, vocabulary); }).code == Exit::usage);
+    CHECK(error_of([&] { Mixture("1 " + path + " 1 " + path + ".none", vocabulary); }).code == Exit::data);
+    const Mixture uneven("1 " + path + " 1 " + file_in(tiny.folder, "ramp.bin"), vocabulary);
+    LoaderConfig config;
+    config.T = 16;
+    CHECK(says(error_of([&] { Loader(uneven, config); }), {file_in(tiny.folder, "ramp.bin"), "5 tokens"}));
 }

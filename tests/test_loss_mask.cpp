@@ -84,7 +84,7 @@ TEST_CASE("loss mask: rows have -1 where a target does not count, and ranks agre
     const TemporaryFolder folder;
     const std::vector<uint32_t> ids = ramp(200);
     write_masked(file_in(folder, "a.bin"), ids, every_third(200), 512);
-    const TokenStream stream(file_in(folder, "a.bin"), 512);
+    const Mixture stream(file_in(folder, "a.bin"), 512);
     const int T = 7;
     for (int64_t step = 0; step < 3; step++) {
         int64_t counted = 0, expected = 0;
@@ -106,7 +106,7 @@ TEST_CASE("loss mask: rows have -1 where a target does not count, and ranks agre
         CHECK(expected < 2 * 2 * 3 * T);
     }
     std::vector<int32_t> inputs(T), targets(T);
-    validation_rows(stream, 1, T, 1, inputs.data(), targets.data());   // tokens 7 to 13
+    validation_rows(stream.first(), 1, T, 1, inputs.data(), targets.data());   // tokens 7 to 13
     CHECK(inputs == std::vector<int32_t>{7, 8, 9, 10, 11, 12, 13});
     CHECK(targets == std::vector<int32_t>{-1, 9, -1, -1, 12, -1, -1});
 }
@@ -115,7 +115,7 @@ TEST_CASE("loss mask: a run none of whose targets count is refused") {
     const TemporaryFolder folder;
     std::vector<uint8_t> mask(100);
     const auto refused = [&](bool shuffle, uint64_t rows) {
-        const TokenStream stream(write_masked(file_in(folder, "a.bin"), ramp(100), mask, 512), 512);
+        const Mixture stream(write_masked(file_in(folder, "a.bin"), ramp(100), mask, 512), 512);
         const Error error = error_of([&] { require_targets(stream, 16, shuffle, 1, rows); });
         if (error.code != Exit::done) CHECK(says(error, {"a.bin", "hides all targets"}));
         return error.code == Exit::data;
@@ -132,7 +132,7 @@ TEST_CASE("loss mask: a run none of whose targets count is refused") {
     CHECK_FALSE(refused(false, 6));   // the steps before have none, which is allowed
     CHECK_FALSE(refused(true, 1 << 20));   // of 16 phases only one gets there
     CHECK_FALSE(refused(false, 0));
-    const TokenStream plain(write_shard(file_in(folder, "plain.bin"), ramp(100), 512), 512);
+    const Mixture plain(write_shard(file_in(folder, "plain.bin"), ramp(100), 512), 512);
     CHECK_NOTHROW(require_targets(plain, 16, true, 1, 1));
 }
 

@@ -19,7 +19,7 @@ std::string fact(const Data& data, const std::string& name) {
 
 TEST_CASE("a checkpoint describes the bytes of its data, and an older one their ends") {
     const TemporaryFolder folder;
-    const TokenStream stream(write_shard(file_in(folder, "a.bin"), ramp(400), 500), 512);
+    const Mixture stream(write_shard(file_in(folder, "a.bin"), ramp(400), 500), 512);
     CHECK(described_data(stream, true).find(stream.contents()) != std::string::npos);
     for (const bool shuffle : {false, true}) {
         const std::string order = shuffle ? "" : ", in order";

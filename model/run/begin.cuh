@@ -19,16 +19,22 @@ template <class Device, class X>
 void print_training(const Run<Device, X>& run, int threads) {
     const Options& o = run.o;
     const Data& data = run.data;
-    print_table(
-        "data",
-        {{"training", tokens_of(*data.train)},
-         {"validation", data.val ? tokens_of(*data.val) : "none"},
-         {"tokenizer", data.tokenizer ? data.tokenizer->name() : "unknown: no samples, no bits per byte"},
-         {"tokens per step", text("%lld = %d micro-steps x %d ranks x %d x %d", static_cast<long long>(data.tokens_per_step),
+    const double tokens = double(data.steps) * double(data.tokens_per_step);
+    std::vector<std::pair<std::string, std::string>> rows = {
+        {"training", tokens_of(*data.train)},
+        {"validation", data.val ? tokens_of(*data.val) : "none"},
+        {"tokenizer", data.tokenizer ? data.tokenizer->name() : "unknown: no samples, no bits per byte"},
+        {"tokens per step", text("%lld = %d micro-steps x %d ranks x %d x %d", static_cast<long long>(data.tokens_per_step),
                                   data.micro_steps, run.ranks.size(), o.batch_size, o.seq_len)},
-         {"steps",
+        {"steps",
           text("%lld, %lld of them warm-up", static_cast<long long>(data.steps), static_cast<long long>(data.schedule.warmup))},
-         {"passes over the data", text("%.3g", double(data.steps) * double(data.tokens_per_step) / double(data.train->size()))}});
+        {"passes over the data", text("%.3g", tokens / double(data.train->size()))}};
+    for (const auto& [stream, share] : data.train->sources())
+        if (data.train->sources().size() > 1)
+            rows.push_back({text("%.3g%% of the rows", 100 * share),
+                            text("%.3g passes over the %llu tokens of %s", share * tokens / double(stream.size()),
+                                 static_cast<unsigned long long>(stream.size()), stream.name().c_str())});
+    print_table("data", rows);
     const AdamW& a = o.adamw;
     print_table(
         "training",

@@ -23,12 +23,11 @@ void forward_for_evaluation(Run<Device, X>& run, const Batch& batch) {
     gpt_forward(run.device, run.gpt, batch);
 }
 
-/// run.validation = mean cross-entropy over the targets of the first --val-batches batches of the validation shards: the same rows
-/// for any number of ranks if batch-size x ranks is the same; `by_position` gets the same sums by position. False if a signal came.
-/// Exit::data if a mask hides all targets.
+/// The mean cross-entropy over the targets of the first --val-batches batches of a source: the same rows for any number of ranks if
+/// batch-size x ranks is the same; the empty `by_position` gets the same sums by position. None if a signal came. Exit::data if a mask
+/// hides all targets.
 template <class Device, class X>
-bool validate(Run<Device, X>& run, LossByPosition& by_position) {
-    const TokenStream& val = *run.data.val;
+std::optional<Validation> validate(Run<Device, X>& run, const TokenStream& val, LossByPosition& by_position) {
     const int B = run.o.batch_size, T = run.o.seq_len, ranks = run.ranks.size();
     const int64_t rows = std::min<int64_t>(windows(val, T), int64_t(run.o.val_batches) * B * ranks);
     std::vector<int32_t> inputs(size_t(B) * T), targets(inputs.size());
@@ -49,17 +48,38 @@ bool validate(Run<Device, X>& run, LossByPosition& by_position) {
     }
     bytes = run.ranks.sum(bytes);
     by_position.sum_over(run.ranks);
-    if (run.ranks.any(stop_requested())) return false;
+    if (run.ranks.any(stop_requested())) return std::nullopt;
     if (by_position.targets() == 0)
         fail(Exit::data, val.name(), ": the loss mask hides every target of the first ", rows, " rows of ", T,
              " tokens; raise --val-batches or take other shards");
-    run.state.last_val_loss = run.validation.loss = by_position.loss();
-    run.validation.bits_per_byte = bytes > 0 ? by_position.loss() * by_position.targets() / std::log(2.0) / bytes : NAN;
-    return true;
+    const double loss = by_position.loss();
+    return Validation{loss, bytes > 0 ? loss * by_position.targets() / std::log(2.0) / bytes : NAN};
 }
 
 inline std::string described(const Validation& v, int digits = 4) {
     return text("loss %.*f, perplexity %.2f, %.4f bits per byte", digits, v.loss, std::exp(v.loss), v.bits_per_byte);
+}
+
+/// run.validation = the means of all sources, averaged by their weights. Prints and logs those of each source, if there are several.
+/// False if a signal came.
+template <class Device, class X>
+bool validate(Run<Device, X>& run, LossByPosition& by_position) {
+    Validation mean{0, 0};
+    const std::vector<Source>& sources = run.data.val->sources();
+    for (const Source& source : sources) {
+        LossByPosition own = by_position.empty();
+        const std::optional<Validation> found = validate(run, source.stream, own);
+        if (!found) return false;
+        by_position.add(own);
+        mean.loss += source.share * found->loss, mean.bits_per_byte += source.share * found->bits_per_byte;
+        if (sources.size() == 1) continue;
+        run.progress.print("validation on " + source.stream.name() + ": " + described(*found));
+        run.log.write({{"event", "source_validation"}, {"step", run.state.step}, {"source", source.stream.name()},
+                       {"source_loss", found->loss}, {"source_bpb", found->bits_per_byte}});
+    }
+    run.validation = mean;
+    run.state.last_val_loss = mean.loss;
+    return true;
 }
 
 template <class Device, class X>

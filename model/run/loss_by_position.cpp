@@ -14,18 +14,22 @@ void LossByPosition::add(int n, double loss, double targets) {
     s.loss_loss += loss * loss, s.loss_targets += loss * targets, s.targets_targets += targets * targets;
 }
 
+void LossByPosition::Sums::add(const Sums& other) {
+    rows += other.rows, loss += other.loss, targets += other.targets;
+    loss_loss += other.loss_loss, loss_targets += other.loss_targets, targets_targets += other.targets_targets;
+}
+
+void LossByPosition::add(const LossByPosition& other) {
+    for (size_t n = 0; n < sums_.size(); n++) sums_[n].add(other.sums_[n]);
+}
+
 void LossByPosition::sum_over(Ranks& ranks) {
     const size_t count = sums_.size();
     std::vector<Sums> of_ranks(count * size_t(ranks.size()));
     std::copy(sums_.begin(), sums_.end(), of_ranks.begin() + std::ptrdiff_t(count) * ranks.rank());
     ranks.all_gather(of_ranks.data(), count * sizeof(Sums));
     std::fill(sums_.begin(), sums_.end(), Sums());
-    for (size_t i = 0; i < of_ranks.size(); i++) {
-        Sums& to = sums_[i % count];
-        const Sums& from = of_ranks[i];
-        to.rows += from.rows, to.loss += from.loss, to.targets += from.targets;
-        to.loss_loss += from.loss_loss, to.loss_targets += from.loss_targets, to.targets_targets += from.targets_targets;
-    }
+    for (size_t i = 0; i < of_ranks.size(); i++) sums_[i % count].add(of_ranks[i]);
 }
 
 double LossByPosition::targets() const {

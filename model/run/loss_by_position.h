@@ -25,6 +25,9 @@ public:
     /// For rows of T tokens in `bins` bins, at most T. Bin n begins at position n T / bins, rounded down.
     LossByPosition(int T, int bins);
 
+    /// The same bins without rows.
+    LossByPosition empty() const { return {T_, bins()}; }
+
     /// Adds one row: cross-entropy in nats of its targets (T). Negative targets do not count.
     template <class W>
     void add_row(const W* losses, const int32_t* targets) {
@@ -35,6 +38,9 @@ public:
             add(n, loss, counted);
         }
     }
+
+    /// Adds the rows of `other`, which has the same T and bins.
+    void add(const LossByPosition& other);
 
     /// Every rank must call it. Sums over all ranks, with the same bits on each.
     void sum_over(Ranks& ranks);
@@ -49,6 +55,7 @@ private:
     struct Sums {
         double rows = 0, loss = 0, targets = 0;
         double loss_loss = 0, loss_targets = 0, targets_targets = 0;   // of products
+        void add(const Sums& other);
     };
 
     int bins() const { return int(sums_.size()); }

@@ -101,7 +101,7 @@ inline void show_mask(const Variants& variants, const Options& o) {
     for (const Tensor& t : gpt.net.tensors)
         std::copy_n(&weights[whole.tensors.find(t.name)->slot.offset], t.slot.size, gpt.weights + t.slot.offset);
     std::vector<int32_t> tokens(T), targets(T);
-    const TokenStream& stream = data.val ? *data.val : *data.train;
+    const TokenStream& stream = (data.val ? data.val : data.train)->first();
     validation_rows(stream, 0, T, 1, tokens.data(), targets.data());
     const Config& c = gpt.net.config;
     Monitor<CPU, float> monitor(1, T, gpt.net);

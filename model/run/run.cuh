@@ -301,6 +301,18 @@ void save_finished_step(Run<Device, X>& run) {
     save(run, true);
 }
 
+/// Logs how many rows each source of a mixture has given since step 1.
+template <class Device, class X>
+void log_sources(Run<Device, X>& run) {
+    const std::vector<Source>& sources = run.data.train->sources();
+    const std::vector<uint64_t> rows = run.data.train->counts(uint64_t(run.state.data_rows));
+    for (size_t n = 0; sources.size() > 1 && n < sources.size(); n++) {
+        const double tokens = double(rows[n]) * run.o.seq_len;
+        run.log.write({{"event", "source"}, {"step", run.state.step}, {"source", sources[n].stream.name()}, {"rows", int64_t(rows[n])},
+                       {"passes", tokens / double(sources[n].stream.size())}});
+    }
+}
+
 /// Waits for all ranks, then prints the last line and writes the last record and the loss curve.
 template <class Device, class X>
 Exit finish(Run<Device, X>& run, bool stopped) {
@@ -310,6 +322,7 @@ Exit finish(Run<Device, X>& run, bool stopped) {
     GatheredWeights<Device> weights = whole_weights(run);
     if (!run.ranks.first()) return result;
     const auto step = static_cast<long long>(run.state.step);
+    log_sources(run);
     if (stopped) {
         run.progress.print(text("stopped by a signal after step %lld; %s", step,
                               !run.o.checkpoint_every ? "nothing was saved, as --checkpoint-every is 0"

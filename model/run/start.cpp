@@ -49,18 +49,20 @@ Data open_shards(const Options& o, const Config& config) {
     const bool own_text = o.val_data.empty() && o.train_data.empty() && shards_are_wanted;
     const std::string val = own_text ? bundled + "val_*.bin" : o.val_data;
     if (!o.evaluate)
-        data.train = std::make_unique<TokenStream>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V, o.verify_data);
+        data.train = std::make_unique<Mixture>(o.train_data.empty() ? bundled + "train_*.bin" : o.train_data, config.V, o.verify_data);
     if (!val.empty() && (o.evaluate ? o.val_batches : o.val_every))
-        data.val = std::make_unique<TokenStream>(val, config.V, o.verify_data);
+        data.val = std::make_unique<Mixture>(val, config.V, o.verify_data);
     return data;
 }
 
 void require_rows(const Data& data, const Options& o, int ranks) {
     const int64_t fewest = o.evaluate ? 1 : int64_t(o.batch_size) * ranks;   // rows; --evaluate may leave ranks without any
-    if (data.val && windows(*data.val, o.seq_len) < fewest)
-        fail(Exit::data, data.val->name(), ": ", data.val->size(), " tokens are fewer than one validation batch of ",
-             fewest * o.seq_len, " tokens plus the one after it; lower ",
-             o.evaluate ? "--seq-len, or set --val-batches 0" : "--batch-size or --seq-len, or set --val-every 0");
+    if (!data.val) return;
+    for (const auto& [stream, share] : data.val->sources())
+        if (windows(stream, o.seq_len) < fewest)
+            fail(Exit::data, stream.name(), ": ", stream.size(), " tokens are fewer than one validation batch of ",
+                 fewest * o.seq_len, " tokens plus the one after it; lower ",
+                 o.evaluate ? "--seq-len, or set --val-batches 0" : "--batch-size or --seq-len, or set --val-every 0");
 }
 
 // The tokenizer that made the shards, "" if unknown. Exit::data if it is not the model's.
@@ -77,17 +79,16 @@ std::string tokenizer_of(const Data& data, const Config& config) {
     return made_by;
 }
 
-// Exit::data with --document-mask if the first tokens of the data are all of one document.
-void require_borders(const TokenStream* stream, const DataOptions& o, const Config& config) {
-    if (!o.document_mask || !stream) return;
-    const uint64_t looked_at = std::min<uint64_t>(stream->size(), 1 << 26);
+// Exit::data if the first tokens are all of one document.
+void require_borders(const TokenStream& stream, const Config& config) {
+    const uint64_t looked_at = std::min<uint64_t>(stream.size(), 1 << 26);
     std::vector<int32_t> tokens(size_t(1) << 16);
     for (uint64_t at = 1; at < looked_at; at += tokens.size()) {   // the first token begins a document, if there is only one
         const size_t count = size_t(std::min<uint64_t>(tokens.size(), looked_at - at));
-        stream->copy(at, count, tokens.data());
+        stream.copy(at, count, tokens.data());
         if (std::find(tokens.begin(), tokens.begin() + count, config.end_of_text) != tokens.begin() + count) return;
     }
-    fail(Exit::data, stream->name(), ": the first ", looked_at, " tokens are of one document (none is ", config.end_of_text,
+    fail(Exit::data, stream.name(), ": the first ", looked_at, " tokens are of one document (none is ", config.end_of_text,
          ", the token between documents): --document-mask has nothing to keep apart; make shards of documents with ./tokenize, or leave "
          "it out");
 }
@@ -267,8 +268,9 @@ Data open_data(const Options& o, int ranks, Config& config) {
     if (o.document_mask && config.end_of_text < 0)
         fail(Exit::usage, "--document-mask needs the token between documents, and the data's tokenizer is unknown; make shards with "
              "./tokenize, or give --model a folder whose config.json has one eos_token_id");
-    require_borders(data.train.get(), o, config);
-    require_borders(data.val.get(), o, config);
+    for (const Mixture* mixture : {data.train.get(), data.val.get()})
+        for (size_t n = 0; o.document_mask && mixture && n < mixture->sources().size(); n++)
+            require_borders(mixture->sources()[n].stream, config);
     if (data.tokenizer && o.sample_every) require_prompt(*data.tokenizer, o.prompt);
     for (const EvaluationFile& file : tasks)
         data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
@@ -316,24 +318,24 @@ std::string changes_of_schedule(const std::string& now, const std::string& befor
     return changes;
 }
 
-std::string tokens_of(const TokenStream& stream) {
-    return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(stream.size()), stream.shards(), stream.name().c_str());
+std::string tokens_of(const Mixture& mixture) {
+    return text("%llu tokens in %zu shards, %s", static_cast<unsigned long long>(mixture.size()), mixture.shards(), mixture.name().c_str());
 }
 
 RunFacts facts_of(const Data& data, const std::string& pattern) {
-    auto described = [](const std::unique_ptr<TokenStream>& stream) {
-        return stream ? tokens_of(*stream) + ", fingerprint " + stream->fingerprint() : "";
+    auto described = [](const std::unique_ptr<Mixture>& mixture) {
+        return mixture ? tokens_of(*mixture) + ", fingerprint " + mixture->fingerprint() : "";
     };
     return {pattern, described(data.train), described(data.val)};
 }
 
-static std::string described_data(const TokenStream& train, bool shuffle, bool whole) {
+static std::string described_data(const Mixture& train, bool shuffle, bool whole) {
     return train.fingerprint() + (whole ? ", bytes " + train.contents() : "") + (shuffle ? "" : ", in order");
 }
 
-std::string described_data(const TokenStream& train, bool shuffle) { return described_data(train, shuffle, true); }
+std::string described_data(const Mixture& train, bool shuffle) { return described_data(train, shuffle, true); }
 
-bool describes_data(const std::string& described, const TokenStream& train, bool shuffle) {
+bool describes_data(const std::string& described, const Mixture& train, bool shuffle) {
     for (const bool whole : {false, true})
         if (described == described_data(train, shuffle, whole)) return true;
     return described.empty();

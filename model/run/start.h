@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/evaluation.h"
-#include "data/stream.h"
+#include "data/mixture.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/disk.h"
 #include "model/batch.h"
@@ -74,7 +74,7 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
 
 /// The data and its division into steps.
 struct Data {
-    std::unique_ptr<TokenStream> train, val;   // train is null with --evaluate, val without validation
+    std::unique_ptr<Mixture> train, val;       // train is null with --evaluate, val without validation
     std::unique_ptr<Tokenizer> tokenizer;      // null if unknown
     std::vector<EvaluationTask> tasks;         // of --eval-data
     int64_t tokens_per_step = 0, steps = 0;
@@ -95,16 +95,16 @@ std::string described(const Schedule& schedule);
 std::string changes_of_schedule(const std::string& now, const std::string& before);
 
 /// "12345 tokens in 2 shards, NAME"
-std::string tokens_of(const TokenStream& stream);
+std::string tokens_of(const Mixture& mixture);
 
 /// Facts on the data and the layers for a checkpoint's model card.
 RunFacts facts_of(const Data& data, const std::string& pattern);
 
 /// A checkpoint's description of the training data: identity and order, without the seed.
-std::string described_data(const TokenStream& train, bool shuffle);
+std::string described_data(const Mixture& train, bool shuffle);
 
 /// Whether a checkpoint's description matches this data in this order. Older checkpoints describe only the data's ends, or nothing.
-bool describes_data(const std::string& described, const TokenStream& train, bool shuffle);
+bool describes_data(const std::string& described, const Mixture& train, bool shuffle);
 
 /// Whether a checkpoint lies in the output folder `out`.
 bool is_of_run(const std::filesystem::path& folder, const std::string& out);

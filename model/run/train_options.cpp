@@ -41,8 +41,10 @@ static void add_model_options(CLI::App& app, Options& o) {
 static void add_data_options(CLI::App& app, Options& o) {
     const auto positive = whole_number_from(1, 1 << 30);
     app.option_defaults()->group("Data");
-    app.add_option("--train-data", o.train_data, "token shards for training (glob); default: the bundled text");
-    app.add_option("--val-data", o.val_data, "token shards for validation (glob); default: none with --train-data, else the bundled text");
+    app.add_option("--train-data", o.train_data,
+                   "token shards for training: a glob, or '0.7 web/*.bin 0.3 code/*.bin' for a mixture by weight; default: the bundled text");
+    app.add_option("--val-data", o.val_data,
+                   "token shards for validation, as in --train-data; default: none with --train-data, else the bundled text");
     app.add_option("--batch-size", o.batch_size, "sequences per rank and micro-step")->transform(positive);
     app.add_option("--seq-len", o.seq_len, "tokens per sequence, T")->transform(positive);
     app.add_option("--total-batch-tokens", o.total_batch_tokens,

@@ -14,7 +14,7 @@ constexpr int B = 2, T = 5, N = B * T, VOCABULARY = 1000;
 /// A stream of tokens that tell where they lie, and loaders of it that all give the same steps.
 struct Tokens {
     TemporaryFolder folder;
-    TokenStream stream{write_shard(file_in(folder, "ramp.bin"), ramp(997), VOCABULARY), VOCABULARY};
+    Mixture stream{write_shard(file_in(folder, "ramp.bin"), ramp(997), VOCABULARY), VOCABULARY};
     LoaderConfig config() const {
         LoaderConfig c;
         c.B = B, c.T = T;
