@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "data/tokenizers/utf8.h"
 #include "model/base/error.h"
 
 namespace {
@@ -68,6 +69,7 @@ void encode_batch(TextBatch& batch, const Input& input, const DocumentRules& rul
             continue;
         }
         std::string parsed;
+        if (!input.json_lines()) batch.invalid += invalid_characters(text);
         if (input.json_lines()) text = parsed = text_of_json_line(text, rules.text_field, input.name(), item.place.line + 1);
         if (item.place.document_bytes == 0) batch.ids.push_back(tokenizer.end_of_text());
 

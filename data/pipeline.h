@@ -29,6 +29,7 @@ struct TextBatch {
     std::vector<Item> items;
     std::vector<uint32_t> ids;
     std::vector<uint8_t> mask;        // for each id, whether it counts as a target; empty without --mask-prompts
+    uint64_t invalid = 0;             // characters that are not UTF-8; JSON has none
     uint64_t consumed = 0;            // bytes of the input's file read so far
     std::exception_ptr error;         // thrown while reading or encoding it
 };

@@ -38,6 +38,7 @@ void check_options(const TokenizeOptions& options) {
         fail(Exit::usage, "--shard-tokens is ", options.shard_tokens, ", it must be 1 to ", most);
     if (options.documents < 0) fail(Exit::usage, "--documents is ", options.documents, ", it must not be negative");
     if (options.threads < 0 || options.threads > 1024) fail(Exit::usage, "--threads is ", options.threads, ", it must be 0 to 1024");
+    require_encoding(options.rules.encoding);
     if (options.out.empty()) fail(Exit::usage, "--out is missing: the folder to write the shards into");
     if (options.name.find('/') != std::string::npos)
         fail(Exit::usage, "--name '", options.name, "' must not contain a slash; --out names the folder");
@@ -70,6 +71,7 @@ Fingerprint fingerprint(const TokenizeOptions& options, const Tokenizer& tokeniz
         {"--text-field", options.rules.text_field},
         {"--mask-prompts", options.rules.mask_prompts ? "given" : "not given"},
         {"--split-on-blank-line", options.rules.split_on_blank_line ? "given" : "not given"},
+        {"--encoding", options.rules.encoding},
         {"--format", options.rules.json_standard_input ? "jsonl" : "txt"},
         {"the number of inputs", std::to_string(inputs.size())},
     };
@@ -285,6 +287,7 @@ void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inp
     if (pipeline.encoders() < threads)
         on_note("the system starts " + std::to_string(pipeline.encoders()) + " of " + std::to_string(threads) + " threads");
 
+    std::vector<uint64_t> invalid(inputs.size());
     TokenizeProgress progress;
     progress.documents_total = static_cast<uint64_t>(options.documents);
     for (const Input& input : inputs) progress.bytes_total += input.size();
@@ -297,7 +300,12 @@ void encode_inputs(const TokenizeOptions& options, const std::vector<Input>& inp
         progress.text_bytes += batch->text.size();
         progress.documents = writer.documents();
         progress.tokens = writer.train_tokens() + writer.val_tokens();
+        invalid[batch->input] += batch->invalid;
     }
+    for (size_t i = 0; i < inputs.size(); ++i)
+        if (invalid[i] > 0)
+            on_note(inputs[i].name() + ": is not UTF-8 in " + std::to_string(invalid[i]) + " places, which " +
+                    (tokenizer.name() == "bytes" ? "are kept as bytes" : "count as U+FFFD") + "; --encoding names another encoding");
 }
 
 void check_result(const SplitWriter& writer, const TokenizeOptions& options, const std::vector<Input>& inputs) {

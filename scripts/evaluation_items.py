@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from fineweb import Problem, bring_from_hub, columns_of, open_parquet, read_group, run
+from fineweb import Problem, bring_from_hub, columns_of, open_table, read_group, run
 
 
 class Row:
@@ -138,7 +138,7 @@ def rows_of_json_lines(path):
 
 
 def rows_of_parquet(path, columns):
-    file = open_parquet(path)
+    file = open_table(path)
     for column in columns:
         if column not in file.schema_arrow.names:
             raise Problem(f'{path}: has no column "{column}"; its columns are: {columns_of(file)}')

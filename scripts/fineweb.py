@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Text of the Hugging Face hub, or of parquet files that are here, as token shards.
+"""Text of the Hugging Face hub, or of parquet and Arrow files that are here, as token shards.
 
     python3 scripts/fineweb.py --dataset sample-10BT --out data/fineweb10B --tokenizer FOLDER
     python3 scripts/fineweb.py a.parquet b.parquet --out data/mine --tokenizer bytes --val-tokens 1000000
@@ -9,7 +9,7 @@ The first brings a dataset by its name, the second reads files with a column of 
 gets every option that is not listed below. Stopped at any time, the same command goes on: downloads where they were, ./tokenize
 with the first shard that is not finished. The third brings ready-made shards of GPT-2 tokens, which training reads as they are.
 
-Needs pyarrow for parquet and huggingface_hub for the hub. Exit codes: those of ./tokenize (3: data).
+Needs pyarrow for files of tables and huggingface_hub for the hub. Exit codes: those of ./tokenize (3: data).
 """
 import argparse
 import hashlib
@@ -21,6 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZE = ROOT / 'tokenize'
+
+TABLES = ('.parquet', '.arrow', '.feather')
 
 # name: repository, files that begin with, how validation is split off where no option says so
 DATASETS = {
@@ -91,20 +93,42 @@ def bring_shakespeare(folder):
     return str(path)
 
 
-def open_parquet(path):
+class ArrowTable:
+    """A file (Feather) or stream (the cache of `datasets`) of Arrow's IPC format, read as a ParquetFile is: a batch is a group of rows."""
+
+    def __init__(self, path):
+        from pyarrow import ArrowInvalid, Table, ipc, memory_map
+        source = memory_map(str(path))
+        try:
+            file = ipc.open_file(source)
+            self.batches = [file.get_batch(n) for n in range(file.num_record_batches)]
+        except ArrowInvalid:   # no footer
+            source.seek(0)
+            file = ipc.open_stream(source)
+            self.batches = list(file)
+        self.schema_arrow, self.num_row_groups = file.schema, len(self.batches)
+        self.metadata = Table.from_batches(self.batches, file.schema)
+
+    def read_row_group(self, group, columns):
+        return self.batches[group].select(columns)
+
+
+def open_table(path):
+    """A parquet or Arrow file, by the ending of its name."""
+    kind = 'parquet' if str(path).endswith('.parquet') else 'Arrow'
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise needed('pyarrow') from None
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path) if kind == 'parquet' else ArrowTable(path)
     except (OSError, pyarrow.ArrowException) as error:
-        raise Problem(f'{path}: is no parquet file that can be read: {error}') from error
+        raise Problem(f'{path}: is no {kind} file that can be read: {error}') from error
 
 
 def columns_of(file):
-    """What a message says of a parquet file's columns: names and types."""
+    """Names and types of a table's columns, for messages."""
     return ', '.join(f'{field.name} ({field.type})' for field in file.schema_arrow)
 
 
@@ -132,8 +156,8 @@ def as_text(value):
 
 
 def open_texts(path, column):
-    """A parquet file, once its column is known to hold strings."""
-    file = open_parquet(path)
+    """A table whose column holds strings."""
+    file = open_table(path)
     kinds = {field.name: field.type for field in file.schema_arrow}
     if column not in kinds or not holds_strings(kinds[column]):
         raise Problem(f'{path}: has no column "{column}" of strings; --column names the one to take. '
@@ -142,7 +166,7 @@ def open_texts(path, column):
 
 
 def write_texts(file, path, column, out):
-    """The texts of a parquet file as JSON Lines: one group of rows in memory at a time."""
+    """The texts of a table as JSON Lines: one group of rows in memory at a time."""
     for group in range(file.num_row_groups):
         texts = read_group(file, path, group, [column])[column]
         for row, text in enumerate(texts):
@@ -184,13 +208,13 @@ def main():
     parser.add_argument('--dataset', choices=[*DATASETS, 'tinyshakespeare'], help='what to bring')
     parser.add_argument('--shards', type=int, metavar='N',
                         help=f'bring the validation shard and the first N training shards of {READY_MADE}')
-    parser.add_argument('--column', default='text', help='column of the texts in parquet files (default: text)')
+    parser.add_argument('--column', default='text', help='column of the texts in parquet and Arrow files (default: text)')
     parser.add_argument('--out', required=True, help='folder for the shards')
     arguments, rest = parser.parse_known_args()
-    files = [option for option in rest if option.endswith('.parquet')]
+    files = [option for option in rest if option.endswith(TABLES)]
     options = ['--out', arguments.out, *(option for option in rest if option not in files)]
     if bool(arguments.dataset) + bool(files) + (arguments.shards is not None) != 1:
-        parser.error('give one of --dataset, --shards and parquet files')
+        parser.error('give one of --dataset, --shards and files (' + ', '.join(TABLES) + ')')
 
     if arguments.shards is not None:
         names = {'fineweb_val_000000.bin', *(f'fineweb_train_{i:06d}.bin' for i in range(1, arguments.shards + 1))}

@@ -230,6 +230,7 @@ def check_fineweb():
                    stdout=subprocess.DEVNULL)
     check('give the shards of the same texts as JSON Lines', same_folders(out, WORK / 'same'))
     plain = pa.array(texts)
+    plain_table = pa.table({'text': plain})
     kinds = {'large': plain.cast(pa.large_string()), 'categories': plain.dictionary_encode(), 'bytes': plain.cast(pa.binary())}
     if hasattr(pa, 'string_view'):
         kinds['view'] = pa.array(texts, pa.string_view())
@@ -238,6 +239,10 @@ def check_fineweb():
         check('give the same shards', same_folders(WORK / kind, WORK / 'same'))
     damaged = bytearray(b.read_bytes())
     damaged[len(damaged) // 2:len(damaged) // 2 + 1000] = bytes(1000)
+    for name, writer in [('texts.feather', pa.ipc.new_file), ('texts.arrow', pa.ipc.new_stream)]:
+        with writer(str(WORK / name), plain_table.schema) as to: to.write_table(plain_table, max_chunksize=20)
+        expect(f'fineweb: {name}', 0, '', fineweb, WORK / name, '--out', WORK / f'of_{name}', *split)
+        check('gives the same shards', same_folders(WORK / f'of_{name}', WORK / 'same'))
     other = table('content.parquet', {'content': ['a'], 'n': [1]})
     for name, code, words, arguments in [
             ('bytes that are no text', 3, 'row 1 of group 0 has bytes in column "text" that are not UTF-8', [table('no_text.parquet', {'text': [b'a', b'\xff']})]),
@@ -246,6 +251,7 @@ def check_fineweb():
             ('and its columns', 3, 'Its columns are: content (string), n (int64)', [other]),
             ('another column', 0, '', [other, '--column', 'content']),
             ('a row without a text', 3, 'row 1 of group 0 has no text', [table('null.parquet', {'text': ['a', None]})]),
+            ('a file that is no Arrow file', 3, 'no.arrow: is no Arrow file', [file('no.arrow', 'text')]),
             ('a file that is no parquet', 3, 'no.parquet: is no parquet file', [file('no.parquet', 'text')]),
             ('a damaged group of rows', 3, 'damaged.parquet: group of rows', [file('damaged.parquet', bytes(damaged)), '--name', 'y']),
             ('options of ./tokenize', 2, '--shard-tokens', [a, '--shard-tokens', 0]),

@@ -292,3 +292,50 @@ TEST_CASE("documents: a file that is cut short while it is read is an error") {
     std::filesystem::resize_file(file_in(folder, "a.txt"), 1000);
     CHECK(says(error_of([&] { pieces(input, {}); }), {"a.txt", "cut short", "1000"}));
 }
+
+TEST_CASE("documents: text in other encodings is that in UTF-8, from any place, compressed or not") {
+    const TemporaryFolder folder;
+    std::string utf8, utf16 = "\xFF\xFE", latin1;
+    for (size_t i = 0; i < 400000; i++) {   // several buffers, cut within characters
+        const char16_t characters[] = {u'a', u'\xE9', u'\x20AC'};
+        const char16_t c = i % 50 == 49 ? u' ' : characters[(i * i + i / 7) % 3];
+        if (c == u'\xE9' && i % 3 == 0) {   // beyond 16 bits
+            utf8 += "\xF0\x9F\x99\x82", utf16 += {'\x3D', '\xD8', '\x42', '\xDE'};
+            continue;
+        }
+        utf8 += c == u'\xE9' ? "\xC3\xA9" : c == u'\x20AC' ? "\xE2\x82\xAC" : std::string(1, char(c));
+        utf16 += {char(c & 255), char(c >> 8)};
+    }
+    DocumentRules rules;
+    rules.encoding = "UTF-16";
+    write_text(file_in(folder, "a.txt"), utf16);
+    write_text(file_in(folder, "b.txt.gz"), gzip(utf16));
+    CHECK((documents_of(file_in(folder, "a.txt"), rules) == std::vector<std::string>{utf8}));
+    CHECK((documents_of(file_in(folder, "b.txt.gz"), rules) == std::vector<std::string>{utf8}));
+    Place later;
+    later.offset = later.document_bytes = 300001;
+    CHECK((pieces(Input::open(file_in(folder, "a.txt"), rules), rules, later)[0].text == utf8.substr(300001)));
+    rules.encoding = "latin1";
+    write_text(file_in(folder, "c.txt"), "d\xE9j\xE0 vu");
+    CHECK(documents_of(file_in(folder, "c.txt"), rules) == std::vector<std::string>{"d\xC3\xA9j\xC3\xA0 vu"});
+    write_text(file_in(folder, "d.jsonl"), "\xEF\xBB\xBF{\"text\": \"x\"}\n");
+    CHECK(documents_of(file_in(folder, "d.jsonl")) == std::vector<std::string>{"{\"text\": \"x\"}"});
+}
+
+TEST_CASE("documents: an encoding that is not the text's is named with the way out") {
+    const TemporaryFolder folder;
+    const auto error = [&](const std::string& text, const std::string& encoding) {
+        write_text(file_in(folder, "a.txt"), text);
+        DocumentRules rules;
+        rules.encoding = encoding;
+        return error_of([&] { documents_of(file_in(folder, "a.txt"), rules); });
+    };
+    using namespace std::string_literals;
+    CHECK(says(error("\xFF\xFEh\0"s, "UTF-8"), {"a.txt", "byte-order mark of UTF-16", "--encoding UTF-16"}));
+    CHECK(says(error("\xFE\xFF\0h"s, "UTF-8"), {"UTF-16"}));
+    CHECK(says(error("\xFF\xFE\0\0h\0\0\0"s, "UTF-8"), {"UTF-32"}));
+    CHECK(says(error(std::string(300000, 'x') + "\xE9", "ASCII"), {"a.txt", "byte 300000 is not ASCII"}));
+    CHECK(says(error("h\0i"s, "UTF-16LE"), {"ends within a character of UTF-16LE"}));
+    CHECK(error("h", "klingon").code == Exit::usage);
+    CHECK(error("h", "ASCII").code == Exit::done);
+}

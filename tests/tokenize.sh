@@ -83,6 +83,9 @@ done
 expect_each "${run[@]}" << END
 a text that is given twice | 2 | is given twice | "$work/b.txt" "$work/../${work##*/}/b.txt"
 a text of which nothing is for validation | 0 | | --val-tokens 0 "$work/b.txt"
+bytes that are not UTF-8 | 0 | is not UTF-8 in 2 places | --val-fraction 0 - < <(printf 'd\351j\340 vu')
+text of another encoding | 0 | | --val-fraction 0 --encoding latin1 - < <(printf 'd\351j\340 vu')
+text of an unknown encoding | 2 | iconv -l | --encoding klingon -
 a broken line of standard input | 3 | standard input:1: parse error | --format jsonl - <<< "nonsense"
 masked prompts from a text | 2 | give --format jsonl | --mask-prompts -
 fewer documents than announced | 3 | holds 2 documents, but --documents is 3 | --documents 3 --format jsonl - < <(head -n 2 "$work/a.jsonl")

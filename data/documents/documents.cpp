@@ -126,8 +126,8 @@ PromptAndCompletion prompt_of_json_line(std::string_view json, const std::string
     return found;
 }
 
-Input::Input(std::string name, bool json_lines, Descriptor file)
-    : name_(std::move(name)), json_lines_(json_lines), file_(std::move(file)) {
+Input::Input(std::string name, bool json_lines, Descriptor file, std::string encoding)
+    : name_(std::move(name)), json_lines_(json_lines), encoding_(std::move(encoding)), file_(std::move(file)) {
     if (file_.is_open()) examine();
 }
 
@@ -141,7 +141,7 @@ void Input::examine() {
 
 Input Input::open(const std::string& path, const DocumentRules& rules) {
     if (path == "-") {
-        Input input("standard input", rules.json_standard_input, Descriptor());
+        Input input("standard input", rules.json_standard_input, Descriptor(), rules.encoding);
         input.standard_input_ = true;
         return input;
     }
@@ -152,7 +152,7 @@ Input Input::open(const std::string& path, const DocumentRules& rules) {
     const int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC;   // a named pipe must not make it wait
     Descriptor file(retried([&] { return ::open(path.c_str(), flags); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
-    Input input(path, plain.ends_with(".jsonl"), std::move(file));
+    Input input(path, plain.ends_with(".jsonl"), std::move(file), rules.encoding);
     input.compression_ = compression;
     return input;
 }
@@ -176,9 +176,12 @@ void Input::copy_standard_input(const std::string& folder, const Tick& tick) {
 }
 
 std::unique_ptr<ByteStream> Input::stream(const std::atomic<bool>& stop) const {
-    if (!file_.is_open()) return open_pipe(name_, STDIN_FILENO, stop);
-    if (compression_ != Compression::none) return open_compressed(name_, compression_);
-    return open_plain(name_, file_.get(), size_);
+    const auto bytes = [&] {
+        if (!file_.is_open()) return open_pipe(name_, STDIN_FILENO, stop);
+        if (compression_ != Compression::none) return open_compressed(name_, compression_);
+        return open_plain(name_, file_.get(), size_);
+    };
+    return as_utf8(name_, bytes(), encoding_);
 }
 
 bool ByteWindow::grow() {

@@ -22,6 +22,7 @@ struct DocumentRules {
     bool mask_prompts = false;                // JSON Lines instead: a prompt and its completion, which alone counts as targets
     bool split_on_blank_line = false;         // text: a blank line (spaces at most) ends a document
     bool json_standard_input = false;         // "-" holds JSON Lines, not text
+    std::string encoding = "UTF-8";           // of the inputs, by iconv's name
 };
 
 /// One source of documents: a .txt or .jsonl file, optionally with .gz, .xz or .zst appended, or "-" for standard input. Move-only.
@@ -31,7 +32,7 @@ public:
     static Input open(const std::string& path, const DocumentRules& rules);
 
     /// An open, uncompressed regular file (or memory file); `name` is its name in errors.
-    Input(std::string name, bool json_lines, Descriptor file);
+    Input(std::string name, bool json_lines, Descriptor file, std::string encoding = "UTF-8");
 
     const std::string& name() const { return name_; }
     bool json_lines() const { return json_lines_; }
@@ -42,7 +43,7 @@ public:
     /// Copies standard input to an unnamed file in `folder`, so that it can be read more than once.
     void copy_standard_input(const std::string& folder, const Tick& tick);
 
-    /// The text from its beginning. A stream of standard input fails soon after `stop` is set.
+    /// The text in UTF-8 from its beginning. A stream of standard input fails soon after `stop` is set.
     std::unique_ptr<ByteStream> stream(const std::atomic<bool>& stop) const;
 
 private:
@@ -52,6 +53,7 @@ private:
     bool json_lines_;
     bool standard_input_ = false;
     Compression compression_ = Compression::none;
+    std::string encoding_;
     Descriptor file_;             // none for uncopied standard input
     uint64_t size_ = 0;
     int64_t modified_ = 0;

@@ -40,6 +40,13 @@ size_t valid_prefix(std::string_view text) {
     return i;
 }
 
+size_t invalid_characters(std::string_view text) {
+    size_t count = 0;
+    for (text.remove_prefix(valid_prefix(text)); !text.empty(); text.remove_prefix(valid_prefix(text)), ++count)
+        text.remove_prefix(first_character(text).bytes);
+    return count;
+}
+
 std::string replace_invalid_utf8(std::string_view text) {
     std::string valid;
     valid.reserve(text.size());

@@ -20,6 +20,9 @@ size_t ascii_prefix(std::string_view text);
 /// Bytes at the start of `text` that are valid UTF-8.
 size_t valid_prefix(std::string_view text);
 
+/// How many U+FFFD replace_invalid_utf8() would write.
+size_t invalid_characters(std::string_view text);
+
 /// Replaces invalid UTF-8 by U+FFFD, one per truncated character (as Python and Hugging Face do), so that samples can be printed
 /// and written to JSON.
 std::string replace_invalid_utf8(std::string_view text);
