@@ -84,7 +84,8 @@ void declare(CLI::App& app, TokenizeOptions& options) {
            "format of standard input: txt or jsonl")
         ->check(CLI::IsMember({"txt", "jsonl"}))
         ->default_str("txt");
-    app.add_option("--encoding", options.rules.encoding, "encoding of the inputs, by iconv's name (UTF-16, latin1, ...)")->capture_default_str();
+    app.add_option("--encoding", options.rules.encoding, "encoding of the inputs, by iconv's name (UTF-16, latin1, ...)")
+        ->capture_default_str();
     app.add_option("--documents", options.documents,
                    "expected number of documents; 0: any. Another number is an error: standard input also ends when the program "
                    "behind it fails")
