@@ -23,6 +23,7 @@ from pathlib import Path
 import run as runner
 import stats
 from analysis import compare_arms, frame, numbers_of
+from guards import cautions, unigram_loss
 from ledger import key_of
 from packages import EXIT_DATA, ROOT, Refused, guarded, split_at_dashes
 from plan import Experiment
@@ -136,8 +137,11 @@ def show(work):
             continue
         seen = max(c.p, c.adjusted) < stats.ALPHA
         word = 'no difference shows' if not seen else 'lower' if c.mean < 0 else 'higher'
+        if c.identical: word = 'identity: equal weights hashes'
         print(f'{name} - {base}: {c.mean:+.4f} +- {c.half_width:.4f} nats ({c.pairs} paired seeds, 95%): {word}{c.lost}. '
               f'Smallest difference that so many seeds see: {stats.smallest_detectable(c.pairs, c.sd):.3f}.')
+    unigram = unigram_loss(work.session.data.globs(planned[0].data)[0])
+    for caution in cautions(runs, work.experiment.baseline, comparisons, runs, unigram): print(f'Caution: {caution}')
 
 
 def main(arguments=None):

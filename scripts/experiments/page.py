@@ -1,6 +1,10 @@
 """The sections of a report, one for every experiment and scale: words, tables and pictures. report.py writes them in its forms."""
+import functools
+
 import figures
 from analysis import UNTRAINED, sweep_means
+from guards import cautions, unigram_loss
+from packages import ROOT
 from plan import SCALES, TIMED, shape_name
 from tables import LEARNT, arm_table, comparison_table, grid_table, sweep_table, time_table
 from verdicts import NATS
@@ -24,6 +28,12 @@ def named(values):
     return '; '.join(found[:SHORT]) + (f' and {len(found) - SHORT} more' if len(found) > SHORT else '')
 
 
+@functools.cache
+def bundled_unigram():
+    """Loss of a unigram model of the bundled text in bytes; None where it is not tokenized."""
+    return unigram_loss(sorted((ROOT / 'data/bundled').glob('*_train_*.bin')))
+
+
 class Section:
     """The runs of an experiment at a scale, and what a report says of them."""
 
@@ -34,7 +44,7 @@ class Section:
         self.comparisons = {setting: c for (e, at, setting), c in report.comparisons.items() if (e, at) == (name, scale)}
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
-        self.pilot_sd = report.pilot_sd(name, scale)
+        self.pilot_sd, self.struck, self.all_runs = report.pilot_sd(name, scale), report.struck.get((name, scale)), report.runs
         with_task = [setting for setting, table in self.experiment.settings.items() if 'task' in table]
         self.asks = self.trained.accuracy.notna() & self.trained.setting.isin(with_task)
         self.tables, self.folded = self._tables()
@@ -67,15 +77,25 @@ class Section:
 
     def warnings(self):
         """Sentences on the limits of the numbers."""
-        found = [f'{arm}: the best rate of the sweep is its end point, x {best:g}; a better one may lie beyond.'
+        found = [*self.cautions(), *(f'{arm}: the best rate of the sweep is its end point, x {best:g}; a better one may lie beyond.'
                  for arm, losses in sweep_means(self.sweep).items() if losses.notna().any() and len(losses) > 1
-                 and (best := losses.idxmin()) in (losses.index.min(), losses.index.max())]
+                 and (best := losses.idxmin()) in (losses.index.min(), losses.index.max()))]
+        if self.struck: found = [f'Struck, without a verdict: {self.struck}.', *found]
         alone = self.trained.groupby(['setting', 'arm']).filter(lambda own: len(own) == 1)
         if alone.empty: return found
         which = 'One run of each arm' if len(alone) == len(self.trained) else f'One run of each of {alone.arm.nunique()} arms'
         if self.trained.accuracy.isna().all(): return [*found, f'{which}: differences have no interval.']
         return [*found, f'{which}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or has not, '
                 'and nothing of how far two arms that have learnt it, or have not, are apart.']
+
+    def cautions(self):
+        """What guards.py finds in the settings that train on a text, each sentence once."""
+        found, e = [], self.experiment
+        unigram = bundled_unigram() if e.scales[self.scale].get('data', 'bundled') == 'bundled' else None
+        for setting, of in self.trained.groupby('setting', sort=False):
+            if e.settings[setting].keys() & {'task', 'labelled', 'evaluate'}: continue
+            found += cautions(of, e.baseline, self.comparisons[setting], self.all_runs, unigram)
+        return list(dict.fromkeys(found))
 
     def lines(self):
         """The sentence of each finding; the first one of a claim adds the words of its source."""
@@ -104,6 +124,7 @@ class Section:
 
     def compared(self):
         """[(name, comparison, published number or None)] of claims in nats and of the experiment's own comparisons."""
+        if self.struck: return []
         in_nats = [one for one in self.findings if one.claim['unit'] == NATS]
         found, claims = [], {(one.claim['arm'], one.claim['against'], one.setting): one.claim for one in in_nats}
         for setting, comparisons in self.comparisons.items():

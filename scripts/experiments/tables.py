@@ -42,26 +42,30 @@ def table_of(rows, always=()):
 
 
 def verdict_table(report):
-    """A row for every claim and setting, and one for every unmeasured claim."""
+    """A row for every claim and setting, and one for every claim that has not run."""
     rows = []
     for one in report.findings:
-        c, label = one.found, report.experiments[one.claim['experiment']].label(one.setting)
-        row = claim_cells(one.claim) | {'scale': one.scale + (f', {label}' if label else ''), 'verdict': str(one.verdict)}
+        c, row = one.found, claim_cells(one.claim) | {'verdict': str(one.verdict)}
+        row['scale'] = one.scale + (f', {one.where}' if one.where else '')
         if one.claim['unit'] == NATS:
             row |= {'ours': interval(c), 'pairs': str(c.pairs), 'p (Holm)': number(c.adjusted, '.3g'),
-                    'verdict': str(one.verdict) + (c.lost if c.pairs >= 2 else ''), 'smallest detectable': number(c.detectable, '.3f'),
-                    'planned': f'{one.seeds} seeds see {stats.smallest_detectable(one.seeds, report.analysis["pilot_sd"]):.3f}'}
-        else: row |= {'ours': f'{c.middle:.3f}, from {c.low:.3f} to {c.high:.3f}', 'pairs': f'{c.rounds} rounds'}
+                    'of the published': f'{c.mean / one.claim["number"]:+.1f} x' if one.claim['number'] else EMPTY,
+                    'verdict': str(one.verdict) + (c.lost if c.pairs >= 2 else ''), 'smallest detectable': number(c.detectable, '.3f')}
+        else: row |= {'ours': c if isinstance(c, str) else f'{c.middle:.3f}, from {c.low:.3f} to {c.high:.3f}'}
         rows.append(row | {'as read': one.claim['read']})
-    rows += [claim_cells(claim) | {'verdict': 'not measured', 'as read': claim['read']} for claim in report.not_measured]
-    return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'pairs', 'p (Holm)', 'verdict',
-                                       'smallest detectable', 'planned', 'as read']).fillna(EMPTY)
+    rows += [claim_cells(claim) | {'verdict': f'not run: {claim.get("needs") or claim["experiment"] + " at scale paper"}',
+                                   'as read': claim['read']} for claim in report.not_measured]
+    rows += [{'document': f'{row["document"]}, {row["section"]}', 'claim': row['claim'], 'verdict': f'not run: {row["needs"]}'}
+             for row in report.not_run]
+    return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'of the published', 'pairs', 'p (Holm)',
+                                       'verdict', 'smallest detectable', 'as read']).fillna(EMPTY)
 
 
 def claim_cells(claim):
-    nats = claim['unit'] == NATS
+    nats, alone = claim['unit'] == NATS, claim['arm'] == claim['against']
+    arm, against = (claim[side].replace(' ', ', ') for side in ('arm', 'against'))
     return {'document': f'{claim["document"]}, {claim["section"]}',
-            'claim': f'{claim["arm"]} {"-" if nats else "/"} {claim["against"]}',
+            'claim': arm if alone else f'{arm} {"-" if nats or "," in against else "/"} {against}',
             'published': f'{claim["number"]:+.3f}' if nats else f'{claim["number"]:.3f}, {claim["unit"]}'}
 
 
@@ -75,7 +79,8 @@ def arm_table(runs, comparisons, baseline):
         rows.append({
             'arm': arm, 'runs': str(len(own)), 'diverged': str((own.event == 'diverged').sum()),
             'validation loss': mean_cell(own.loss), 'difference': 'baseline' if arm == baseline else interval(c),
-            'p (Holm)': number(c.adjusted if c else None, '.3g'), 'rate x': f'{own.factor.iloc[-1]:g}',
+            'p (Holm)': number(c.adjusted if c else None, '.3g'), 'correlation': number(c.correlation if c else None, '+.2f'),
+            'at half of the tokens': number(c.half if c else None, '+.4f'), 'rate x': f'{own.factor.iloc[-1]:g}',
             'accuracy': mean_cell(own.accuracy, '.3f'), 'macro F1': number(own.f1.mean(), '.3f'),
             'difference of accuracy': more, 'keys read': number(own.keys_read.mean(), '.1%')})
     return table_of(rows, ('arm', 'runs', 'diverged'))
@@ -83,9 +88,9 @@ def arm_table(runs, comparisons, baseline):
 
 def comparison_table(comparisons, baseline):
     """Differences that are not against the baseline."""
-    rows = [[arm, against, interval(c), str(c.pairs), number(c.adjusted, '.3g'), number(c.detectable, '.3f')]
+    rows = [[arm, against, interval(c), number(c.half, '+.4f'), str(c.pairs), number(c.adjusted, '.3g'), number(c.detectable, '.3f')]
             for (arm, against), c in comparisons.items() if against != baseline]
-    return pd.DataFrame(rows, columns=['arm', 'against', 'difference', 'pairs', 'p (Holm)', 'smallest detectable'])
+    return pd.DataFrame(rows, columns=['arm', 'against', 'difference', 'at half of the tokens', 'pairs', 'p (Holm)', 'smallest detectable'])
 
 
 def grid_table(e, runs, column='loss'):
