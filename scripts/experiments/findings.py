@@ -3,8 +3,9 @@ import math
 from dataclasses import dataclass
 
 import numpy
-import stats
 from scipy import stats as scipy
+
+import stats
 from turns import median_interval
 from verdicts import (COLLAPSE, MASS, NATS, RATIOS, STRUCK, TO_LOSS, Ratios, Verdict, judge, judge_level, judge_ratio,
                       judge_seeds)
@@ -90,14 +91,16 @@ def by_collapse(claim, e, report):
     """Of entropies at the end of runs: how many of the arms of the claim collapse, and how many of those against it (Fisher's test)."""
     found = []
     for (scale, setting), own in groups(claim, e, report):
-        ends = {arm: [r['entropy'][-1][1] for record in of.record if (r := record['result']).get('entropy')] for arm, of in own.groupby('arm')}
+        ends = {arm: [r['entropy'][-1][1] for r in of.record.map(lambda record: record['result']) if r.get('entropy')]
+                for arm, of in own.groupby('arm')}
         with_it, without = ([end for arm in claim[side].split() for end in ends.get(arm, [])] for side in ('arm', 'against'))
         if not with_it or not without: continue
         counts = [(sum(end < COLLAPSED for end in side), len(side)) for side in (with_it, without)]
         (a, n), (b, m) = counts
         p = float(scipy.fisher_exact([[a, n - a], [b, m - b]]).pvalue)
         difference = a / n - b / m
-        verdict = judge(claim['number'], claim['tolerance'], scale, (difference,) * 3, p < stats.ALPHA, lambda margin: False, f'p {p:.2g}')
+        never = lambda margin: False
+        verdict = judge(claim['number'], claim['tolerance'], scale, (difference,) * 3, p < stats.ALPHA, never, f'p {p:.2g}')
         words = (f'{b} of {m} collapse without ({min(without):.2f} to {max(without):.2f} nats at the end), '
                  f'{a} of {n} with ({min(with_it):.2f} to {max(with_it):.2f}), p {p:.2g}')
         line = tell(f'{claim["document"]} says {claim["read"]}', f'ours {words}', verdict, scale)

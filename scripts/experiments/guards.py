@@ -48,8 +48,8 @@ def other_text(base):
     gaps = [gap for record in base.record if (gap := loss_gaps(record['result']))]
     first, last = map(mean, zip(*gaps)) if gaps else (0, 0)
     if first * last <= 0 or min(abs(first), abs(last)) < APART: return []
-    return [f'Training and validation text differ in kind: their losses are {first:+.2f} nats apart at the first validation, {last:+.2f} at '
-            'the last.']
+    return [f'Training and validation text differ in kind: their losses are {first:+.2f} nats apart at the first validation, '
+            f'{last:+.2f} at the last.']
 
 
 def loss_gaps(result):
@@ -61,7 +61,8 @@ def loss_gaps(result):
 
 def no_better_than_unigram(base, unigram):
     if unigram is None or base.loss.isna().all() or base.loss.mean() < unigram: return []
-    return [f'The baseline has learnt no context: its loss of {base.loss.mean():.2f} nats is not below the {unigram:.2f} of a unigram model.']
+    return [f'The baseline has learnt no context: its loss of {base.loss.mean():.2f} nats is not below the {unigram:.2f} of a unigram '
+            'model.']
 
 
 def unigram_loss(paths):
