@@ -126,9 +126,9 @@ class Report:
         return at(self.experiments, experiment), SCALES.index(scale), at(e.settings, setting), at(e.arms, arm)
 
     def _compare(self, e, runs):
-        """Every arm with the baseline, the pairs that the experiment names, and those of claims."""
+        """Every arm with the baseline, and the pairs of claims."""
         claimed = [(c['arm'], c['against']) for c in self.claims if c['experiment'] == e.name and c['unit'] == NATS]
-        return compare_arms(runs, [*((arm, e.baseline) for arm in runs.arm.unique()), *e.compare, *claimed])
+        return compare_arms(runs, [*((arm, e.baseline) for arm in runs.arm.unique()), *claimed])
 
     def pilot_sd(self, name, scale):
         """Pooled sd of paired differences of trained arms, of one experiment at one scale; None before there are two pairs. Settings

@@ -116,13 +116,13 @@ def draw_pareto(e, runs, timed):
 
 
 def draw_forest(lines):
-    """The interval of every comparison, and the published number beside it: [(name, comparison, number or None)]."""
+    """The interval of every comparison, and the published number beside it: [(name, comparison, number)]."""
     figure, ax = pyplot.subplots(figsize=(7.4, 0.9 + 0.34 * len(lines)), layout='constrained')
     for row, (_, c, number) in enumerate(reversed(lines)):
         ours = {'color': COLORS[0], 'marker': 'o', 'linestyle': '', 'label': 'ours, 95%'}
         if c.pairs >= 2: ax.errorbar(c.mean, row, xerr=c.half_width, capsize=3, **ours)
         else: ax.plot(c.mean, row, markerfacecolor='white', **ours)
-        if number is not None: ax.plot(number, row, color=COLORS[1], marker='D', linestyle='', label='published')
+        ax.plot(number, row, color=COLORS[1], marker='D', linestyle='', label='published')
     ax.axvline(0, color='#444444', linewidth=0.8)
     ax.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
     ax.set(ylim=(-0.7, len(lines) - 0.3), xlabel='difference of validation loss, nats (negative: better)')

@@ -97,12 +97,6 @@ class Section:
             found += cautions(of, e.baseline, self.comparisons[setting], self.all_runs, unigram)
         return list(dict.fromkeys(found))
 
-    def lines(self):
-        """The sentence of each finding; the first one of a claim adds the words of its source."""
-        before = [None, *(one.claim for one in self.findings)]
-        return [one.line + (f' As read: {one.claim["read"]}.' if one.claim is not last else '')
-                for one, last in zip(self.findings, before)]
-
     def _tables(self):
         """(tables, tables to fold away), each (title, DataFrame)."""
         e, title = self.experiment, f'{self.name}, scale {self.scale}'
@@ -123,17 +117,9 @@ class Section:
         return shown, folded
 
     def compared(self):
-        """[(name, comparison, published number or None)] of claims in nats and of the experiment's own comparisons."""
-        if self.struck: return []
-        in_nats = [one for one in self.findings if one.claim['unit'] == NATS]
-        found, claims = [], {(one.claim['arm'], one.claim['against'], one.setting): one.claim for one in in_nats}
-        for setting, comparisons in self.comparisons.items():
-            for (arm, against), comparison in comparisons.items():
-                claim, label = claims.get((arm, against, setting)), self.experiment.label(setting)
-                if not comparison.pairs or not (claim or (arm, against) in self.experiment.compare): continue
-                name = (f'{claim["document"]}: ' if claim else '') + f'{arm} - {against}' + (f', {label}' if label else '')
-                found.append((name, comparison, claim and claim['number']))
-        return found
+        """[(name, comparison, published number)] of claims in nats."""
+        return [(f'{one.claim["document"]}: {one.claim["arm"]} - {one.claim["against"]}' + (f', {one.where}' if one.where else ''), one.found,
+                 one.claim['number']) for one in self.findings if one.claim['unit'] == NATS and one.found.pairs and not self.struck]
 
     def pictures(self):
         """[(caption, svg)]."""

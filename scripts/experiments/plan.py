@@ -26,8 +26,7 @@ EQUAL = ('tokens', 'flops', 'seconds', 'layers')
 TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
 TURN_STEPS = 9            # of a program in its turn, three of them to warm up
 TIMING_ROUNDS = 3         # 1 at scale smoke
-DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': [],
-            'compare': []}
+DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': []}
 KEYS = {   # of each kind of table: those that it must have, and others
     'experiment': ({'title', 'baseline', 'arms', 'scales'}, set(DEFAULTS)),
     'arm': (set(), {'variant', 'label', 'options', 'ignore', 'from'}),
@@ -117,7 +116,6 @@ class Experiment:
                 raise Refused(f'{self.path}: cannot be read: {error}') from error
         self._check_keys('experiment', '', table)
         vars(self).update(DEFAULTS | table)   # the keys of the table are attributes
-        self.compare = [tuple(pair) for pair in self.compare]   # (arm, against), beside each arm against the baseline
         for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
             for of, inner in tables.items(): self._check_keys(kind, f'{kind}s.{of}', inner)
         self._check_keys('sweep', 'sweep', self.sweep)
@@ -134,10 +132,8 @@ class Experiment:
 
     def _check_names(self):
         """Refuse names of arms, scales and settings that do not exist."""
-        for pair in self.compare:
-            if len(pair) != 2: raise Refused(f'{self.path}: compare is a list of [arm, against]; there is {list(pair)}')
         tables = [*self.arms.values(), *self.settings.values(), *self.scales.values()]
-        arms = [self.baseline, *(arm for pair in self.compare for arm in pair), *self.relative_seconds]
+        arms = [self.baseline, *self.relative_seconds]
         arms += [arm for table in tables for key in ('arms', 'arm_options', 'relative_seconds') for arm in table.get(key, [])]
         arms += [table['from'] for table in tables if 'from' in table]
         for arm in arms: choose('arm', arm, self.arms)
