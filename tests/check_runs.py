@@ -242,7 +242,7 @@ def report(work, ledgers):
     check('the page has pictures and refers to nothing outside',
           not outside and page.count('<svg') >= 3 and not page.count('<script'), outside)
     check('the same as Markdown, CSV and LaTeX', '\n| 002, table 1 | dsa - causal | -0.023 | smoke |' in markdown and
-          '\n| 000, table 1 | asga / causal | 1.087, ratio of step time | - |' in markdown and
+          '\n| 000, table 1 | asga / causal | 1.087, ratio of step time | medium, NVIDIA H200' in markdown and
           len((work / 'report/results.csv').read_text().splitlines()) > 30 and
           r'\begin{tabular}' in (work / 'report/tables.tex').read_text())
     refused('a report of nothing', 'is not there; run.py writes it', lambda: reports.main(['--ledger', str(work / 'none.jsonl')]), 3)
@@ -253,11 +253,14 @@ def comparison(work):
     text = work / 'fox.txt'
     text.write_text(''.join(f'The quick brown fox jumps over the lazy dog. {n}\n' for n in range(2000)))
     command = ['--cpu', '--no-build', '--out', str(work / 'compare'), 'causal', 'dsa --window 4', '--text', str(text)]
-    told = printed_by(compare.main, *command, '--seeds', '2', '--', *TINY, *'--steps 10 --val-batches 4 --dense-until 8'.split())
+    told = printed_by(compare.main, *command, '--seeds', '2', '--', *TINY, *'--seq-len 128 --steps 10 --val-batches 4 --dense-until 8'.split())
     check('a comparison on a text says how sparse each arm is, and has intervals', re.search(r'^\| causal \| [0-9,]+ \| 100.0% \|.* baseline ', told, re.M) and
           re.search(r'^\| dsa --window 4 \| [0-9,]+ \| [1-9][0-9]?\.[0-9]% \|.* \+- [0-9]', told, re.M) and
           re.search(r'^dsa --window 4 - causal: [+-][0-9.]+ \+- [0-9.]+ nats \(2 paired seeds, 95%\): .*Smallest difference', told,
                     re.M), told)
+    check('it warns of a baseline without context', told.count('Caution: The baseline uses no context beyond a window') == 1 and
+          told.count('Caution: The baseline has learnt no context') == 1, told)
+    check('and keeps the weights that it reads alone', len(list(work.glob('compare/runs/*/step_*'))) == 1)
     before = compare.tokenized([text], work / 'compare')
     text.write_text(text.read_text().replace('quick', 'quack'))
     check('a text that changed, not in size, has other shards', compare.tokenized([text], work / 'compare') != before)

@@ -78,14 +78,14 @@ class Work:
 
     def perform(self):
         """Perform stage after stage; return the exit code."""
-        keep_weights = any('after' in table for table in self.experiment.settings.values())
         for stage in self.asked_stages():
             if stage != 'sweep' and self.planner.rates: self.require_finished('sweep')
             if stage == 'seconds': self.require_finished('timing')
             runs = self.asked_runs(stage)
             self.require_origins(runs)
             self.label(runs)
-            jobs = Jobs(self.session, self.say, keep_weights, alone=any(run.kind in TIMED for run in runs))
+            kept = {origin.key for later in self.planner.stages() for run in self.runs(later) for origin in run.origins}
+            jobs = Jobs(self.session, self.say, kept, alone=any(run.kind in TIMED for run in runs))
             complete = jobs.perform(runs)
             if jobs.stopping: return EXIT_SIGNAL
             if not complete: return EXIT_FAILED
