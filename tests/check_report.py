@@ -222,6 +222,23 @@ def cautious(work):
           guards.no_better_than_unigram(base, 2.1) == [] and guards.unigram_loss([]) is None)
 
 
+def horizons(work):
+    """Differences that fall as a power of the tokens of whole schedules, and the exponent's interval over seeds."""
+    book, exponents = Planted(work, 'horizons'), (0.4, 0.5, 0.6)
+    for setting, tokens in (('steps_500', 2e6), ('steps_2000', 8e6), ('steps_8000', 32e6)):
+        for seed, a in enumerate(exponents, 1):
+            for arm, difference in (('causal', 0.0), ('dsa', -0.2 * (tokens / 2e6)**-a), ('asga', 0.01 * seed * (8e6 - tokens) / 8e6)):
+                book.run('e15_horizon', arm, seed, 2.0 + seed / 10 + difference, 'medium', setting, tokens=int(tokens))
+    [section] = page.sections(book.report())
+    title, table = section.tables[0]
+    head, rows = cells(table)
+    half = reference.t.ppf(0.975, 2) * 0.1 / math.sqrt(3)
+    check('the exponent of a difference with its interval', 'length of a run' in title and head[1] == '2,000,000 tokens' and
+          rows[0][0] == 'dsa' and rows[0][-1] == f'0.50 +- {half:.2f}', rows)
+    check('none where the sign changes', rows[1][0] == 'asga' and rows[1][-1] == '-', rows)
+    check('with a picture', any('length of a run' in caption for caption, _ in section.pictures()))
+
+
 def pairs_of_results(work):
     """Claims judged from pairs of seeds and from curves: bytes, steps to a loss, collapse of entropy, mass; and identities, strikes."""
     book = Planted(work, 'pairs')
@@ -291,6 +308,7 @@ def main(here):
     ratios(here)
     pairs_of_results(here)
     cautious(here)
+    horizons(here)
     statements()
     whole(here)
     written(here)

@@ -206,7 +206,8 @@ def badly_ended(work):
 def kinds(out):
     """Runs of every other kind: tasks, mixed texts, labelled examples, distilled gates, equal FLOPs and seconds, writing."""
     for words in ('e5_isoflop --seeds 1 --arms sliding_window', 'e7_recall --seeds 1 --arms sliding_window',
-                  'e9_cache --seeds 1 --arms sinks psa_50', 'e11_distil --arms random_gate', 'e12_tasks --arms dsa', 'e13_budget --arms dsa'):
+                  'e9_cache --seeds 1 --arms sinks psa_50', 'e11_distil --arms random_gate', 'e12_tasks --arms dsa', 'e13_budget --arms dsa',
+                  'e15_horizon --seeds 1 --arms sliding_window'):
         runs(f'{words.split()[0]} at scale smoke', *words.split(), '--scale', 'smoke', out=out)
     found = records(out)
     of = lambda experiment, setting='': [r for r in found if r['experiment'] == experiment and setting in ('', r['setting'])]
@@ -224,6 +225,9 @@ def kinds(out):
     check('and equal seconds those of its step times', steps == [round(equal['causal'] / timed[0])], (steps, timed, equal))
     check('a gate is distilled from the weights of another arm, and read', [r['origin'] for r in of('e11_distil', 'distilled')] and
           all(r['val_loss'] for r in of('e11_distil', 'top_1')))
+    swept = {r['arm'] for r in of('e15_horizon') if r['stage'] == 'sweep'}
+    check('an arm has the rate of the one that it is like, which is swept', swept == {'causal', 'dsa'} and
+          [r['steps'] for r in of('e15_horizon') if (r['stage'], r['arm']) == ('seeds', 'sliding_window')] == [4, 8, 16], swept)
     check('the loss by position is kept', all(len(r['result']['by_position']) == 32 for r in of('e13_budget', 'positions')))
 
 

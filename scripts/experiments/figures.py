@@ -82,12 +82,22 @@ def mean_curve(runs, key):
     return [(points[0][0], sum(y for _, y in points) / len(points)) for points in zip(*filter(None, curves))]
 
 
-def draw_series(e, runs, key, label, x, begin=0.0):
-    """A curve of the results behind a share `begin` of its length."""
+def draw_series(e, runs, key, label, x, begin=0.0, baseline=None):
+    """A curve of the results behind a share `begin` of its length; with a baseline its difference to that arm's."""
     def late(own):
         points = mean_curve(own, key)
         return [(at, value) for at, value in points if at >= begin * points[-1][0]]
-    return draw_panels(e, by_setting(e, runs, late), x, label)
+    panels = by_setting(e, runs, late)
+    for lines in panels.values() if baseline else ():
+        base = dict(lines.pop(baseline, []))
+        for arm, points in lines.items(): lines[arm] = [(at, value - base[at]) for at, value in points if at in base]
+    return draw_panels(e, panels, x, label)
+
+
+def draw_horizons(e, horizons):
+    """Differences to the baseline against tokens of a run: {tokens: comparisons}."""
+    lines = {arm: [(tokens, of[arm, e.baseline].mean) for tokens, of in horizons.items() if (arm, e.baseline) in of] for arm in e.arms}
+    return draw_panels(e, {'': lines}, 'tokens of a run', f'difference to {e.baseline}, nats', log_x=True)
 
 
 def draw_rates(e, scale, sweep):

@@ -6,7 +6,7 @@ from analysis import UNTRAINED, sweep_means
 from guards import cautions, unigram_loss
 from packages import ROOT
 from plan import SCALES, TIMED, shape_name
-from tables import LEARNT, arm_table, comparison_table, grid_table, sweep_table, time_table
+from tables import LEARNT, arm_table, comparison_table, grid_table, horizon_table, sweep_table, time_table
 from verdicts import NATS
 
 SETTINGS_AS_ONE = 4   # with so many settings a table of arms x settings comes first
@@ -107,6 +107,8 @@ class Section:
         if self.asks.any(): shown, folded = [(f'{title}: accuracy', grid_table(e, self.trained[self.asks], 'accuracy'))], by_arm
         elif len(by_arm) >= SETTINGS_AS_ONE:
             shown, folded = [(f'{title}: mean validation loss, and runs that diverged', grid_table(e, self.trained))], by_arm
+        if len(horizons := self.horizons()) > 2:
+            shown = [(f'{title}: differences against the length of a run', horizon_table(horizons, e.baseline)), *shown]
         for setting, comparisons in self.comparisons.items():
             other = comparison_table(comparisons, e.baseline)
             if len(other): shown = [*shown, (f'{named(setting)}: other comparisons', other)]
@@ -116,10 +118,19 @@ class Section:
         shown += [(f'{named(s)}: interleaved times', time_table(of)) for s, of in self.timed.groupby('setting', sort=False)]
         return shown, folded
 
+    def horizons(self):
+        """{tokens of a run of the baseline: comparisons}, of settings that train on the text for so long."""
+        e, lengths = self.experiment, {}
+        for setting, own in self.trained[self.trained.arm == e.baseline].groupby('setting', sort=False):
+            trains = not e.settings[setting].keys() & {'task', 'labelled', 'evaluate'}
+            if trains and (tokens := own.record.iloc[0]['result'].get('tokens')): lengths[tokens] = self.comparisons[setting]
+        return dict(sorted(lengths.items()))
+
     def compared(self):
         """[(name, comparison, published number)] of claims in nats."""
-        return [(f'{one.claim["document"]}: {one.claim["arm"]} - {one.claim["against"]}' + (f', {one.where}' if one.where else ''), one.found,
-                 one.claim['number']) for one in self.findings if one.claim['unit'] == NATS and one.found.pairs and not self.struck]
+        in_nats = [one for one in self.findings if one.claim['unit'] == NATS and one.found.pairs and not self.struck]
+        name = lambda one: f'{one.claim["document"]}: {one.claim["arm"]} - {one.claim["against"]}' + (f', {one.where}' if one.where else '')
+        return [(name(one), one.found, one.claim['number']) for one in in_nats]
 
     def pictures(self):
         """[(caption, svg)]."""
@@ -129,9 +140,11 @@ class Section:
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))
-        trained = self.trained
-        found.append((f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on',
-                      figures.draw_series(e, trained, 'training', 'training loss, nats', 'optimiser steps', figures.NEAR)))
+        trained, words = self.trained, f'training loss minus that of {e.baseline}, nats'
+        found.append((f'{words[0].upper()}{words[1:]}, mean over seeds, from {figures.NEAR:.0%} of a run on',
+                      figures.draw_series(e, trained, 'training', words, 'optimiser steps', figures.NEAR, e.baseline)))
+        if len(horizons := self.horizons()) > 2:
+            found.append(('Differences against the length of a run', figures.draw_horizons(e, horizons)))
         found += [(f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds',
                    figures.draw_series(e, trained, key, label, x)) for key, label, x in SERIES]
         return [(caption, svg) for caption, svg in found if svg]

@@ -33,7 +33,7 @@ KEYS = {   # of each kind of table: those that it must have, and others
     'setting': (set(), {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
                         'resumes_at', 'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'}),
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
-    'sweep': (set(), {'rates', 'seeds'}),
+    'sweep': (set(), {'rates', 'seeds', 'like'}),
     'scale': ({'lr', 'seeds', 'seconds_per_step', 'estimate'},
               {'data', 'model', 'options', 'sweep_options', 'arms', 'rates', 'arm_options', 'relative_seconds', 'mixed',
                'released'}),
@@ -93,7 +93,7 @@ class Run:
 
 
 def known_experiments(folder=HERE):
-    """Names of the TOML files e1_... to e13_..., by number."""
+    """Names of the TOML files e1_..., e2_..., by number."""
     return sorted((path.stem for path in Path(folder).glob('e*_*.toml')), key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
 
 
@@ -133,7 +133,7 @@ class Experiment:
     def _check_names(self):
         """Refuse names of arms, scales and settings that do not exist."""
         tables = [*self.arms.values(), *self.settings.values(), *self.scales.values()]
-        arms = [self.baseline, *self.relative_seconds]
+        arms = [self.baseline, *self.relative_seconds, *(arm for pair in self.sweep.get('like', {}).items() for arm in pair)]
         arms += [arm for table in tables for key in ('arms', 'arm_options', 'relative_seconds') for arm in table.get(key, [])]
         arms += [table['from'] for table in tables if 'from' in table]
         for arm in arms: choose('arm', arm, self.arms)
@@ -196,7 +196,7 @@ class Experiment:
         for arm in asked:
             choose('arm', arm, self.arms)
             if arm not in there: raise Refused(f'{self.name} at scale {scale} has no arm {arm}; it has: {", ".join(there)}')
-        begins = [self.arms[arm].get('from') for arm in asked]
+        begins = [self.arms[arm].get('from') or self.sweep.get('like', {}).get(arm) for arm in asked]
         return [arm for arm in there if arm in [*asked, *begins, self.baseline]]
 
 
@@ -240,7 +240,8 @@ class Planner:
         if stage == 'sweep':
             first = next(iter(self.settings('seeds')), '')
             seeds = range(1, self.experiment.sweep.get('seeds', 1) + 1)
-            arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm]]
+            like = self.experiment.sweep.get('like', {})   # arms with the rate of another one
+            arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm] and arm not in like]
             return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in arms]
         settings, rounds = self.settings(stage), self.seeds
         if stage in TIMED: rounds = max(map(rounds_of, settings.values()), default=0)

@@ -7,6 +7,7 @@ import functools
 import math
 from dataclasses import dataclass
 
+import numpy
 import pandas as pd
 from scipy import stats as scipy
 from statsmodels.stats.multitest import multipletests
@@ -80,6 +81,16 @@ def tost_p(differences, margin):
     if d.nunique() == 1: return float(abs(d.iloc[0]) >= margin)
     below, above = scipy.ttest_1samp(d, margin, alternative='less'), scipy.ttest_1samp(d, -margin, alternative='greater')
     return float(max(below.pvalue, above.pvalue))
+
+
+def power_law(differences):
+    """(a, half-width) of |difference| = c tokens^-a from `differences`, a column of seeds for each number of tokens: a is the negative
+    slope of logarithms by least squares, seed by seed, with Student's 95% interval. None for one seed or a sign that changes."""
+    if len(differences) < 2 or len(numpy.unique(numpy.sign(differences))) > 1: return None
+    x = numpy.log(numpy.asarray(differences.columns, dtype=float))
+    slopes = -numpy.polyfit(x, numpy.log(numpy.abs(differences.to_numpy())).T, 1)[0]
+    half = scipy.t.ppf(1 - ALPHA / 2, len(slopes) - 1) * slopes.std(ddof=1) / math.sqrt(len(slopes))
+    return float(slopes.mean()), float(half)
 
 
 @functools.cache

@@ -93,6 +93,18 @@ def comparison_table(comparisons, baseline):
     return pd.DataFrame(rows, columns=['arm', 'against', 'difference', 'at half of the tokens', 'pairs', 'p (Holm)', 'smallest detectable'])
 
 
+def horizon_table(horizons, baseline):
+    """Differences to the baseline after whole schedules of several lengths: {tokens of a run: comparisons}; and the exponent a of
+    |difference| = c tokens^-a with its 95% interval over seeds."""
+    rows = []
+    for arm in dict.fromkeys(arm for of in horizons.values() for arm, against in of if against == baseline):
+        of_arm = {tokens: c for tokens, of in horizons.items() if (c := of.get((arm, baseline))) and c.pairs}
+        law = stats.power_law(pd.DataFrame({tokens: c.differences for tokens, c in of_arm.items()}).dropna()) if len(of_arm) > 2 else None
+        rows.append({'arm': arm} | {f'{tokens:,} tokens': interval(c) for tokens, c in of_arm.items()} |
+                    {'falls as tokens to the power of -a, a': f'{law[0]:.2f} +- {law[1]:.2f}' if law else EMPTY})
+    return table_of(rows)
+
+
 def grid_table(e, runs, column='loss'):
     """Mean loss (or accuracy, the best arm first) of arms x settings, and how many runs diverged (or have learnt the task)."""
     rows, count = [], diverged

@@ -24,6 +24,7 @@ class Work:
     def rate_of(self, arm):
         """The best factor of the arm's sweep; 1 without a finished sweep, None where all rates diverged."""
         if not self.planner.rates or 'from' in self.experiment.arms[arm]: return 1.0
+        arm = self.experiment.sweep.get('like', {}).get(arm, arm)
         if arm not in self._rates:
             runs = [run for run in self.runs('sweep') if run.arm == arm]
             if self.unfinished(runs): return 1.0
