@@ -160,7 +160,7 @@ def sentences(page):
     page.says('e3_dsa2', *(f'{arm} {spread(values)}' for arm, values in mean.items()),
               *(f'{c.mean:.3f} +- {c.half_width:.3f}' for c in e3.values()), f'({e3["dsa"].half:.3f} at step 250)',
               f'on {level["mass_95"]:.0%} of the keys and 99% on {level["mass_99"]:.0%}')
-    ends = next(one.found for one in report.findings if one.claim['id'] == 'sigma_reparam')
+    ends = next(one.ours for one in report.findings if one.claim['id'] == 'sigma_reparam')
     ps = [c.p for (experiment, *_), cs in report.comparisons.items() if experiment == 'e10_stability' for c in cs.values()]
     page.says('e10_stability', 'in 8 of 8 runs (0.18 to 0.72 nats at step 150)', 'in none of 4 with spectral norms (4.48 to 5.24',
               f'one family of {len(ps)} none passes Holm\'s correction (the smallest p, {min(ps):.4f}, becomes {min(ps) * len(ps):.2f})')

@@ -69,10 +69,8 @@ def differences(work):
     share = [row[head.index('of the published')] for row in rows if row[1] == 'dsa - causal']
     check('a difference as a share of the published one', share[0] == '+1.0 x', share)
     same = next(s for s in report.findings if s.claim['id'] == 'asga_loss')
-    check('two arms that compute the same', same.verdict.word == 'equivalent to 0' and 'Smallest' not in same.line and
+    check('two arms that compute the same', same.verdict.word == 'equivalent to 0' and
           next(row for row in rows if row[1] == 'asga - causal')[head.index('smallest detectable')] == '-', same)
-    check("the pilot's sd is of one experiment alone", close(report.pilot_sd('e2_dsa', 'paper'), reference.tstd([n - 0.023 for n in noise]),
-                                                             1e-6) and close(report.pilot_sd('e1_asga', 'reduced'), 0.03, 1e-6))
     section = next(section for section in page.sections(report) if section.name == 'e1_asga')
     [other] = [cells(table)[1] for title, table in section.tables if 'other comparisons' in title]
     check('what an experiment compares beside the baseline', [row[:3] for row in other] ==
@@ -148,8 +146,8 @@ def ratios(work):
           said['dsa_time_002'].verdict.word == 'same sign', said['dsa_time_002'].line)
     check('by peak memory', close(said['dsa_memory'].found.middle, 0.75) and said['dsa_memory'].verdict.word == 'same sign')
     check('and by the cache', close(said['mosa_cache'].found.middle, 0.5), said['mosa_cache'].found)
-    check('how a line of a ratio reads', said['dsa_time_002'].line == '002 says dsa 1.056, ratio of step time; ours 1.135, from 1.110 to '
-          '1.160 (rows of 512 tokens, 6 interleaved rounds): same sign at scale reduced.', said['dsa_time_002'].line)
+    check('how a line of a ratio reads', said['dsa_time_002'].line == '002: dsa / causal, published 1.056, ratio of step time; ours '
+          '1.135, from 1.110 to 1.160, scale reduced, rows of 512 tokens, 6 interleaved rounds; same sign.', said['dsa_time_002'].line)
     head, rows = cells(tables.verdict_table(report))
     rows = {row[1]: row for row in rows}
     at = head.index('verdict')
@@ -227,7 +225,7 @@ def horizons(work):
     book, exponents = Planted(work, 'horizons'), (0.4, 0.5, 0.6)
     for setting, tokens in (('steps_500', 2e6), ('steps_2000', 8e6), ('steps_8000', 32e6)):
         for seed, a in enumerate(exponents, 1):
-            for arm, difference in (('causal', 0.0), ('dsa', -0.2 * (tokens / 2e6)**-a), ('asga', 0.01 * seed * (8e6 - tokens) / 8e6)):
+            for arm, difference in (('causal', 0.0), ('dsa', -(0.2 + seed / 1000) * (tokens / 2e6)**-a), ('asga', 0.01 * seed * (8e6 - tokens) / 8e6)):
                 book.run('e15_horizon', arm, seed, 2.0 + seed / 10 + difference, 'medium', setting, tokens=int(tokens))
     [section] = page.sections(book.report())
     title, table = section.tables[0]

@@ -235,7 +235,7 @@ def report(work, ledgers):
     """The report of all these runs."""
     text = printed_by(reports.main, '--out', work / 'report', '--ledger', *ledgers)
     check('a report has a line for each claim that has runs', re.search(
-        '^002 says dsa -0.023 nats; ours .* [(]2 paired seeds, each arm at its best rate[)]: .* at scale smoke', text, re.M), text)
+        '^002: dsa - causal, published -0.023; ours .* [(]2 paired seeds[)], scale smoke; ', text, re.M), text)
     markdown, page = ((work / f'report/report.{ending}').read_text() for ending in ('md', 'html'))
     row = r'^\| (\w+) \| cpu \| 1 \| [0-9.]+ \| .* \| [0-9.]+ \| ([0-9.]+) \| ([0-9.]+%|-) \|$'
     caches = {arm: float(ratio) for arm, ratio, _ in re.findall(row, markdown, re.M)}

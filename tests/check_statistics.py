@@ -71,15 +71,14 @@ def planted_log(folder, losses, val_loss, vocab=512):
     return results.result_of(folder)
 
 
-def line_of(claim, name, comparison, scale):
-    verdict = verdicts.judge_seeds(comparison, claim, scale)
-    return findings.tell_seeds(claim, name, comparison, verdict, scale, 'each arm at its best rate')
+def line_of(claim, comparison, scale):
+    return findings.seeds_finding(claim, comparison, scale, '').line
 
 
 def planted_verdicts(work):
     """Logs whose differences are known, through results.py to the verdict."""
     noise = [0.004, -0.004, 0.002, -0.002, 0.0]
-    claim = {'number': -0.1, 'tolerance': 0, 'document': '002'}
+    claim = {'number': -0.1, 'tolerance': 0, 'document': '002', 'unit': 'nats', 'arm': 'dsa', 'against': 'causal'}
     cases = [
         ('reproduced', -0.1, 'paper'),
         ('weaker', -0.06, 'paper'),
@@ -101,19 +100,18 @@ def planted_verdicts(work):
         check(f'planted logs, {shift:+g} against a claim of -0.1 at scale {scale}: {want}', got.word == want, got)
     wide = stats.compare({s: 3 + d for s, d in enumerate([0.3, -0.3, 0.2, -0.25])}, dict.fromkeys(range(4), 3.0))
     check('planted noise at scale paper: unresolved', verdicts.judge_seeds(wide, claim, 'paper').word == 'unresolved')
-    said = line_of(claim, 'DSA', c, 'reduced')
+    said = line_of(claim, c, 'reduced')
     check(
         'how a line reads',
-        said.startswith(
-            '002 says DSA -0.100 nats; ours +0.001 +- 0.004 (5 paired seeds, each arm at its best rate): equivalent to 0 '
-            'at scale reduced (within +-0.025).'
-        ),
+        said == '002: dsa - causal, published -0.100; ours +0.0010 +- 0.0039 (5 paired seeds), scale reduced; equivalent to 0: within '
+        '+-0.025.',
         said,
     )
 
 
 def edge_cases(work):
-    claim, base = {'number': -0.1, 'tolerance': 0, 'document': 'x'}, {1: 3.0, 2: 3.1, 3: 3.2}
+    claim = {'number': -0.1, 'tolerance': 0, 'document': '002', 'unit': 'nats', 'arm': 'dsa', 'against': 'causal'}
+    base = {1: 3.0, 2: 3.1, 3: 3.2}
     tie = stats.compare(dict(base), base)
     check(
         'arms that are equal to the bit',
@@ -125,7 +123,7 @@ def edge_cases(work):
     missing = stats.compare({1: 2.9, 3: 3.1001}, base)
     check(
         'a seed without a partner makes no pair',
-        missing.pairs == 2 and missing.unpaired == [2] and 'seed 2 has no partner' in line_of(claim, 'x', missing, 'paper'),
+        missing.pairs == 2 and missing.unpaired == [2] and 'seed 2 has no partner' in line_of(claim, missing, 'paper'),
     )
     bad = planted_log(work / 'nan', [6, math.nan], None)
     check('a loss that is not finite is a diverged run', bad['val_loss'] is None and 'not finite' in bad['diverged'], bad)
@@ -135,7 +133,7 @@ def edge_cases(work):
     diverged = stats.compare({1: 2.9, 2: bad['val_loss'], 3: 3.1001}, base)
     check(
         'it is counted and out of the interval',
-        diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in line_of(claim, 'x', diverged, 'reduced'),
+        diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in line_of(claim, diverged, 'reduced'),
     )
     evaluation(work / 'evaluation')
     one = stats.compare({1: 2.9}, {1: 3.0})

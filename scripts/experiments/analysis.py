@@ -130,15 +130,6 @@ class Report:
         claimed = [(c['arm'], c['against']) for c in self.claims if c['experiment'] == e.name and c['unit'] == NATS]
         return compare_arms(runs, [*((arm, e.baseline) for arm in runs.arm.unique()), *claimed])
 
-    def pilot_sd(self, name, scale):
-        """Pooled sd of paired differences of trained arms, of one experiment at one scale; None before there are two pairs. Settings
-        that only read are left out: their differences vary more from seed to seed."""
-        reads = {setting for setting, table in self.experiments[name].settings.items() if table.get('evaluate')}
-        found = [c for (experiment, at, setting), of in self.comparisons.items()
-                 if (experiment, at) == (name, scale) and setting not in reads for c in of.values() if c.pairs >= 2 and c.sd > 0]
-        freedom = sum(c.pairs - 1 for c in found)
-        return math.sqrt(sum(c.sd**2 * (c.pairs - 1) for c in found) / freedom) if freedom else None
-
 
 def sweep_means(sweep):
     """arm -> its mean loss by factor, NaN where a run diverged."""

@@ -15,14 +15,27 @@ COLLAPSED = 1.0   # nats; attention with less entropy at the end of a run has co
 
 @dataclass
 class Finding:
-    """A claim, and the verdict of the runs of one scale in one setting."""
+    """A claim, and the verdict of the runs of one scale in one setting, or of a card; `ours` is what they have, in words."""
     claim: dict
     scale: str
-    setting: str
-    found: stats.Comparison | Ratios
+    where: str
+    found: stats.Comparison | Ratios | None
+    ours: str
     verdict: Verdict
-    line: str
-    where: str    # words for the table of verdicts
+
+    @property
+    def line(self):
+        """One sentence."""
+        name, published = words_of(self.claim)
+        where = f', {self.where}' if self.where else ''
+        return f'{self.claim["document"]}: {name}, published {published}; ours {self.ours}, scale {self.scale}{where}; {self.verdict}.'
+
+
+def words_of(claim):
+    """(what a claim compares, its number)."""
+    nats, arm, against = claim['unit'] == NATS, *(claim[side].replace(' ', ', ') for side in ('arm', 'against'))
+    name = arm if arm == against else f'{arm} {"-" if nats or "," in against else "/"} {against}'
+    return name, f'{claim["number"]:+.3f}' if nats else f'{claim["number"]:.3f}, {claim["unit"]}'
 
 
 def find(claims, report):
@@ -44,10 +57,14 @@ def by_seeds(claim, e, report):
         reads = experiment == e.name and e.settings[setting].get('evaluate')
         if experiment != e.name or reads or (arm, against) not in comparisons: continue
         c, struck = comparisons[arm, against], report.struck.get((e.name, scale))
-        verdict = Verdict(STRUCK, struck) if struck else judge_seeds(c, claim, scale)
-        line = tell_seeds(claim, name_of(claim, e), c, verdict, scale, 'each arm at its best rate' if e.sweep else 'one rate for all')
-        found.append(Finding(claim, scale, setting, c, verdict, line, e.label(setting)))
+        found.append(seeds_finding(claim, c, scale, e.label(setting), struck))
     return found
+
+
+def seeds_finding(claim, c, scale, where, struck=None):
+    verdict = Verdict(STRUCK, struck) if struck else judge_seeds(c, claim, scale)
+    ours = f'{c.mean:+.4f} ' + (f'+- {c.half_width:.4f} ({c.pairs} paired seeds{c.lost})' if c.pairs > 1 else '(one pair)')
+    return Finding(claim, scale, where, c, ours, verdict)
 
 
 def by_rounds(claim, e, report):
@@ -56,7 +73,7 @@ def by_rounds(claim, e, report):
     timed = timed[(timed.experiment == e.name) & (timed.arm == claim['arm'])].dropna(subset=column)
     for (scale, setting), own in timed.groupby(['scale', 'setting'], sort=False):
         ratios = Ratios(*median_interval(own[column]), len(own))
-        found.append(ratio_finding(claim, e, ratios, scale, setting, f'{e.label(setting)}, {len(own)} interleaved rounds'))
+        found.append(ratio_finding(claim, ratios, scale, f'{e.label(setting)}, {len(own)} interleaved rounds'))
     return found
 
 
@@ -70,7 +87,7 @@ def by_pairs(claim, e, report, ratio_of):
         if len(logs) < 2: continue
         low, middle, high = map(math.exp, student(logs))
         ratios = Ratios(middle, low, high, 1 - stats.ALPHA, len(logs))
-        found.append(ratio_finding(claim, e, ratios, scale, setting, f'{e.label(setting) or e.title}, {len(logs)} paired seeds'))
+        found.append(ratio_finding(claim, ratios, scale, f'{e.label(setting) or e.title}, {len(logs)} paired seeds'))
     return found
 
 
@@ -83,7 +100,7 @@ def by_cards(claim, report):
         ratio = steps[claim['against']]['is'] / steps[claim['arm']]['is']
         ratios = Ratios(ratio, ratio / (1 + noise), ratio * (1 + noise), 1.0, 1)
         where = f'{card["gpu"]}, 134M parameters, rows of 1,024, one median each'
-        found.append(ratio_finding(claim, None, ratios, 'medium', '', where))
+        found.append(ratio_finding(claim, ratios, 'medium', where))
     return found
 
 
@@ -103,8 +120,7 @@ def by_collapse(claim, e, report):
         verdict = judge(claim['number'], claim['tolerance'], scale, (difference,) * 3, p < stats.ALPHA, never, f'p {p:.2g}')
         words = (f'{b} of {m} collapse without ({min(without):.2f} to {max(without):.2f} nats at the end), '
                  f'{a} of {n} with ({min(with_it):.2f} to {max(with_it):.2f}), p {p:.2g}')
-        line = tell(f'{claim["document"]} says {claim["read"]}', f'ours {words}', verdict, scale)
-        found.append(Finding(claim, scale, setting, words, verdict, line, e.label(setting)))
+        found.append(Finding(claim, scale, e.label(setting), None, words, verdict))
     return found
 
 
@@ -117,7 +133,7 @@ def by_level(claim, e, report):
         if not ends: continue
         low, middle, high = student(ends)
         level = Ratios(middle, low, high, 1 - stats.ALPHA, len(ends))
-        found.append(ratio_finding(claim, e, level, scale, setting, f'{len(ends)} seeds', judge_level(level, claim)))
+        found.append(ratio_finding(claim, level, scale, f'{len(ends)} seeds', judge_level(level, claim)))
     return found
 
 
@@ -149,28 +165,7 @@ def steps_to_loss(arm, base):
     return float(numpy.interp(-goal, [-losses[behind - 1], -losses[behind]], steps[behind - 1:behind + 1])) / last
 
 
-def name_of(claim, e):
-    return claim['arm'] + ('' if e is None or claim['against'] in (e.baseline, claim['arm']) else f' against {claim["against"]}')
-
-
-def ratio_finding(claim, e, ratios, scale, setting, where, verdict=None):
+def ratio_finding(claim, ratios, scale, where, verdict=None):
     """The finding of a number with an interval; `where` are the rows, the text or the seeds that it was measured with."""
-    verdict = verdict or judge_ratio(ratios, claim, scale)
-    ours = f'ours {ratios.middle:.3f}, from {ratios.low:.3f} to {ratios.high:.3f} ({where})'
-    line = tell(f'{claim["document"]} says {name_of(claim, e)} {claim["number"]:.3f}, {claim["unit"]}', ours, verdict, scale)
-    return Finding(claim, scale, setting, ratios, verdict, line, where)
-
-
-def tell(published, ours, verdict, scale):
-    """The claim, the measurement, the verdict."""
-    because = f' ({verdict.reason})' if verdict.reason else ''
-    return f'{published}; {ours}: {verdict.word}{"" if scale == "paper" else f" at scale {scale}"}{because}.'
-
-
-def tell_seeds(claim, name, comparison, verdict, scale, rates):
-    """One sentence on a claim in nats."""
-    c, published = comparison, f'{claim["document"]} says {name} {claim["number"]:+.3f} nats'
-    if c.pairs < 2: return f'{published}; {verdict.word}{"" if scale == "paper" else f" at scale {scale}"}: {verdict.reason}.'
-    ours = f'ours {c.mean:+.3f} +- {c.half_width:.3f} ({c.pairs} paired seeds, {rates}{c.lost})'
-    seen = f' Smallest difference that so many seeds see: {c.detectable:.3f}.' if c.detectable else ''
-    return tell(published, ours, verdict, scale) + seen
+    ours = f'{ratios.middle:.3f}, from {ratios.low:.3f} to {ratios.high:.3f}'
+    return Finding(claim, scale, where, ratios, ours, verdict or judge_ratio(ratios, claim, scale))

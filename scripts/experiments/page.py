@@ -44,7 +44,7 @@ class Section:
         self.comparisons = {setting: c for (e, at, setting), c in report.comparisons.items() if (e, at) == (name, scale)}
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
-        self.pilot_sd, self.struck, self.all_runs = report.pilot_sd(name, scale), report.struck.get((name, scale)), report.runs
+        self.struck, self.all_runs = report.struck.get((name, scale)), report.runs
         with_task = [setting for setting, table in self.experiment.settings.items() if 'task' in table]
         self.asks = self.trained.accuracy.notna() & self.trained.setting.isin(with_task)
         self.tables, self.folded = self._tables()

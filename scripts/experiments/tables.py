@@ -6,6 +6,7 @@ import pandas as pd
 
 import stats
 from analysis import by_seed, sweep_means
+from findings import words_of
 from turns import median_interval
 from verdicts import NATS
 
@@ -45,28 +46,23 @@ def verdict_table(report):
     """A row for every claim and setting, and one for every claim that has not run."""
     rows = []
     for one in report.findings:
-        c, row = one.found, claim_cells(one.claim) | {'verdict': str(one.verdict)}
+        c, row = one.found, claim_cells(one.claim) | {'ours': one.ours, 'verdict': str(one.verdict)}
         row['scale'] = one.scale + (f', {one.where}' if one.where else '')
         if one.claim['unit'] == NATS:
-            row |= {'ours': interval(c), 'pairs': str(c.pairs), 'p (Holm)': number(c.adjusted, '.3g'),
-                    'of the published': f'{c.mean / one.claim["number"]:+.1f} x' if one.claim['number'] else EMPTY,
-                    'verdict': str(one.verdict) + (c.lost if c.pairs >= 2 else ''), 'smallest detectable': number(c.detectable, '.3f')}
-        else: row |= {'ours': c if isinstance(c, str) else f'{c.middle:.3f}, from {c.low:.3f} to {c.high:.3f}'}
+            row |= {'p (Holm)': number(c.adjusted, '.3g'), 'smallest detectable': number(c.detectable, '.3f'),
+                    'of the published': f'{c.mean / one.claim["number"]:+.1f} x' if one.claim['number'] else EMPTY}
         rows.append(row | {'as read': one.claim['read']})
     rows += [claim_cells(claim) | {'verdict': f'not run: {claim.get("needs") or claim["experiment"] + " at scale paper"}',
                                    'as read': claim['read']} for claim in report.not_measured]
     rows += [{'document': f'{row["document"]}, {row["section"]}', 'claim': row['claim'], 'verdict': f'not run: {row["needs"]}'}
              for row in report.not_run]
-    return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'of the published', 'pairs', 'p (Holm)',
-                                       'verdict', 'smallest detectable', 'as read']).fillna(EMPTY)
+    return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'of the published', 'p (Holm)', 'verdict',
+                                        'smallest detectable', 'as read']).fillna(EMPTY)
 
 
 def claim_cells(claim):
-    nats, alone = claim['unit'] == NATS, claim['arm'] == claim['against']
-    arm, against = (claim[side].replace(' ', ', ') for side in ('arm', 'against'))
-    return {'document': f'{claim["document"]}, {claim["section"]}',
-            'claim': arm if alone else f'{arm} {"-" if nats or "," in against else "/"} {against}',
-            'published': f'{claim["number"]:+.3f}' if nats else f'{claim["number"]:.3f}, {claim["unit"]}'}
+    name, published = words_of(claim)
+    return {'document': f'{claim["document"]}, {claim["section"]}', 'claim': name, 'published': published}
 
 
 def arm_table(runs, comparisons, baseline):
@@ -145,7 +141,8 @@ def time_table(timed):
         rows.append({
             'arm': arm, 'on': own.record.iloc[0]['result'].get('device', EMPTY), 'rounds': str(len(own)),
             'ms': number(own.ms.median(), '.2f'), 'against the baseline': f'{middle:.3f}',
-            'from': f'{low:.3f}', 'to': f'{high:.3f}', 'coverage': f'{100 * coverage:.0f}%', 'first token, ms': number(own.first_ms.median(), '.2f'),
+            'from': f'{low:.3f}', 'to': f'{high:.3f}', 'coverage': f'{100 * coverage:.0f}%',
+            'first token, ms': number(own.first_ms.median(), '.2f'),
             'first against the baseline': number(own.first_ratio.median(), '.3f'),
             'peak MiB': number(own.peak_bytes.median() / 2**20, '.1f'),
             'cache, KiB': number(own.cache_bytes.median() / 2**10, '.1f'),
