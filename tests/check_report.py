@@ -225,7 +225,8 @@ def horizons(work):
     book, exponents = Planted(work, 'horizons'), (0.4, 0.5, 0.6)
     for setting, tokens in (('steps_500', 2e6), ('steps_2000', 8e6), ('steps_8000', 32e6)):
         for seed, a in enumerate(exponents, 1):
-            for arm, difference in (('causal', 0.0), ('dsa', -(0.2 + seed / 1000) * (tokens / 2e6)**-a), ('asga', 0.01 * seed * (8e6 - tokens) / 8e6)):
+            for arm, difference in (('causal', 0.0), ('dsa', -(0.2 + seed / 1000) * (tokens / 2e6)**-a),
+                                    ('asga', 0.01 * seed * (8e6 - tokens) / 8e6)):
                 book.run('e15_horizon', arm, seed, 2.0 + seed / 10 + difference, 'medium', setting, tokens=int(tokens))
     [section] = page.sections(book.report())
     title, table = section.tables[0]

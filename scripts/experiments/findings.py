@@ -62,8 +62,10 @@ def by_seeds(claim, e, report):
 
 
 def seeds_finding(claim, c, scale, where, struck=None):
+    """The finding of a comparison; `struck` is why its runs have no verdict."""
     verdict = Verdict(STRUCK, struck) if struck else judge_seeds(c, claim, scale)
-    ours = f'{c.mean:+.4f} ' + (f'+- {c.half_width:.4f} ({c.pairs} paired seeds{c.lost})' if c.pairs > 1 else '(one pair)')
+    spread = f'+- {c.half_width:.4f} ({c.pairs} paired seeds{c.lost})' if c.pairs > 1 else '(one pair)'
+    ours = f'{c.mean:+.4f} {spread}' if c.pairs else 'no pair'
     return Finding(claim, scale, where, c, ours, verdict)
 
 
