@@ -44,7 +44,7 @@ def identity(p, findings):
     yield f'(weights hashes of {same[0]} of {same[0]} pairs here are equal).' if same else '(by its formula).'
     yield f'The {p["neither_000"] - p["baseline_000"]:+.3f} printed for it is the noise of two runs of one program.'
     yield f'{p["no_gate_002"] - p["baseline_002"]:+.3f} (no gating) and {p["fixed_002"] - p["baseline_000"]:+.3f} (fixed window)'
-    yield 'are of that size.'
+    yield 'are of that order.'
 
 
 def fixed_window(p):
