@@ -165,7 +165,7 @@ def statements():
     """Each statement of the page's internal evidence, recomputed by hand from the documents' numbers; another printed number changes it."""
     report = analysis.Report(sorted((ROOT / 'scripts/experiments/results').glob('*.jsonl')))
     expected = (   # words, then a printed number that is changed and the words that follow
-        (['weights hashes of 5 of 5 pairs', '+0.003 printed', '-0.009 (no gating) and +0.000'], ('neither_000', 4.950), '+0.023 printed'),
+        (['weights hashes of 5 pairs', '+0.003 printed', '-0.009 (no gating) and +0.000'], ('neither_000', 4.950), '+0.023 printed'),
         (['rows 257 to 512', '0.8% of all', '2.9 nats', 'at T 2,048 0.18.'], ('dense_until', 768), 'rows 257 to 768'),
         (['1,543,714,304 parameters', 'has 233 million', '122 TFLOP/s', 'and 11 at'], ('rates_002', [26400, 12500]), '245 TFLOP/s'),
         (['418 million tokens: 8.8 hours', '1.1 if', '6.69 billion: 141 or 17.6', '24.5', '4.93 nats after 174 million', '4.04 after 418',

@@ -101,6 +101,7 @@ class Report:
     def __init__(self, paths, only=None, scale=None):
         written = read_claims()
         self.analysis, self.printed, self.not_run = written['analysis'], written['printed'], [] if only else written['not_run']
+        self.statements = written['statements']
         self.struck = {(row['experiment'], row['scale']): row['why'] for row in written['struck']}
         self.claims = [claim for claim in written['claims'] if not only or claim['experiment'] in only]
         self.cards = cards()

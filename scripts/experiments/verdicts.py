@@ -33,7 +33,8 @@ ROWS = {   # the lists of claims.toml: their keys, and those that a row may lack
     'claims': ({'id', 'unit', 'experiment', 'arm', 'against', 'number', 'tolerance', 'read', *SOURCE}, {'setting', 'needs'}),
     'not_run': ({'id', 'claim', 'needs', *SOURCE}, set()),
     'printed': ({'id', 'value', *SOURCE}, set()),
-    'struck': ({'id', 'experiment', 'scale', 'why'}, set())}
+    'struck': ({'id', 'experiment', 'scale', 'why'}, set()),
+    'statements': ({'title', 'words'}, set())}
 SAME, OPPOSITE, NOT_ZERO, UNRESOLVED = 'same sign', 'opposite sign', 'not 0', 'unresolved'
 TRANSIENT, EQUIVALENT, IDENTITY, STRUCK, NOT_SEEN = 'transient', 'equivalent to 0', 'identity', 'struck', 'not seen'
 REPRODUCED, WEAKER, STRONGER, CONTRADICTED = 'reproduced', 'weaker', 'stronger', 'contradicted'
@@ -46,7 +47,9 @@ def read_claims(path=HERE / 'claims.toml'):
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise Refused(f'{path}: cannot be read: {error}') from error
     for kind, (needed, others) in ROWS.items():
-        for row in table.setdefault(kind, []): check_row(f'{path}: row {row.get("id", "without id")} of [[{kind}]]', row, needed, others)
+        for row in table.setdefault(kind, []):
+            name = row.get('id', row.get('title', 'without id'))
+            check_row(f'{path}: row {name} of [[{kind}]]', row, needed, others)
     return table | {'printed': {row['id']: row['value'] for row in table['printed']}}
 
 
