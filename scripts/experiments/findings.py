@@ -46,7 +46,8 @@ def find(claims, report):
         elif e and unit == COLLAPSE: found = by_collapse(claim, e, report)
         elif e and unit in MASS: found = by_level(claim, e, report)
         elif e and unit == TO_LOSS: found = by_pairs(claim, e, report, steps_to_loss)
-        elif e: found = by_rounds(claim, e, report) or by_pairs(claim, e, report, peak_bytes if unit == 'ratio of bytes' else None)
+        elif e and 'setting' in claim: found = by_pairs(claim, e, report, peak_bytes)
+        elif e: found = by_rounds(claim, e, report)
         yield from found or (by_cards(claim, report) if unit == 'ratio of step time' else [])
 
 
@@ -82,7 +83,7 @@ def by_rounds(claim, e, report):
 def by_pairs(claim, e, report, ratio_of):
     """Of pairs of seeds: the mean logarithm of ratio_of(arm's result, baseline's result) with Student's interval."""
     found = []
-    for (scale, setting), own in groups(claim, e, report) if ratio_of else []:
+    for (scale, setting), own in groups(claim, e, report):
         results = {arm: dict(zip(of.seed, of.record.map(lambda record: record['result']))) for arm, of in own.groupby('arm')}
         arm, base = results.get(claim['arm'], {}), results.get(claim['against'], {})
         logs = [math.log(ratio) for seed in arm.keys() & base.keys() if (ratio := ratio_of(arm[seed], base[seed]))]
