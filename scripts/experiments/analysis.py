@@ -1,6 +1,5 @@
 """From ledgers to a table of runs, comparisons of arms and verdicts."""
 import json
-import math
 from collections import Counter
 from pathlib import Path
 from statistics import mean
