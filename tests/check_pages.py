@@ -1,5 +1,6 @@
 """scripts/experiments/README.md: every number of its results is recomputed from the ledgers."""
 import re
+from collections import Counter
 
 import numpy
 
@@ -85,6 +86,21 @@ def losses_and_differences(page):
         if arm != 'causal': found += [difference(row[at], page.comparison('e5_isoflop', arm, 'causal', setting))
                                       for at, setting in ((1, 'flops'), (4, 'seconds'))]
         check(f'the page: e5_isoflop, {name}', all(found), (row, found))
+
+
+def published(page):
+    """Published numbers beside ours are those of claims.toml, and every claim has one finding for each scale and setting that trains."""
+    claims = {(c['experiment'], c['arm'], c['against']): c['number'] for c in page.report.claims if c['unit'] == 'nats'}
+    cells = [('e2_dsa', name, against, row[at]) for name, row in page.table('**e2_dsa**, whole').items()
+             for against, at in (('causal', 2), ('dsa', 4)) if row[at] and (name, against) != ('ppa', 'dsa')]
+    cells += [('e2_dsa', 'dsa', 'ppa', page.table('**e2_dsa**, whole')['ppa'][4].replace('+', '-'))]
+    for name, row in page.table('**e1_asga**, whole').items():
+        arm = name.partition(',')[0].replace('the same', 'asga_no_geometry_matched')
+        if row[2]: cells.append(('e1_asga', arm, 'asga' if 'against asga' in row[1] else 'causal', row[2]))
+    for experiment, arm, against, cell in cells:
+        check(f'the page: published, {arm} - {against}', rounds_to(claims[experiment, arm, against], cell), cell)
+    found = Counter((one.claim['id'], one.scale) for one in page.report.findings if one.claim['id'] != 'sigma_reparam')
+    check('one finding of each claim and scale', set(found.values()) == {1}, found.most_common(3))
 
 
 def grids(page):
@@ -201,6 +217,7 @@ def main(_):
     check('close numbers', close(1.0, 1.0) and rounds_to(0.12349, '0.123') and not rounds_to(0.1236, '0.123') and
           agrees('1.50 +- 0.71', [1.0, 2.0]) and not agrees('1.50 +- 0.72', [1.0, 2.0]) and agrees('1.0 to 2.0', [1.0], [2.0]))
     losses_and_differences(page)
+    published(page)
     grids(page)
     budget(page)
     sentences(page)

@@ -208,7 +208,8 @@ def cautious(work):
     base = report.trained[(report.trained.arm == 'causal') & (report.trained.seed == 1) & (report.trained.experiment == 'e2_dsa')]
     result = base.record.iloc[0]['result']
     for name, training, words in (('differ in kind', [[100, 1.4], [399, 1.0]], ' +1.00 nats apart at the first validation, +1.00 at the'),
-                                  ('are apart after many passes alone', [[100, 2.4], [399, 1.0]], '')):
+                                  ('are apart after many passes alone', [[100, 2.4], [399, 1.0]], ''),
+                                  ('cross', [[100, 3.4], [399, 1.0]], '')):
         result['training'] = training
         said = ' '.join(guards.other_text(base))
         check(f'a guard: training and validation {name}', words in said and bool(said) == bool(words), said)
