@@ -206,7 +206,8 @@ def badly_ended(work):
 def kinds(out):
     """Runs of every other kind: tasks, mixed texts, labelled examples, distilled gates, equal FLOPs and seconds, writing."""
     for words in ('e5_isoflop --seeds 1 --arms sliding_window', 'e7_recall --seeds 1 --arms sliding_window',
-                  'e9_cache --seeds 1 --arms sinks psa_50', 'e11_distil --arms random_gate', 'e12_tasks --arms dsa', 'e13_budget --arms dsa'):
+                  'e9_cache --seeds 1 --arms sinks psa_50', 'e11_distil --arms random_gate', 'e12_tasks --arms dsa', 'e13_budget --arms dsa',
+                  'e15_horizon --seeds 1 --arms sliding_window'):
         runs(f'{words.split()[0]} at scale smoke', *words.split(), '--scale', 'smoke', out=out)
     found = records(out)
     of = lambda experiment, setting='': [r for r in found if r['experiment'] == experiment and setting in ('', r['setting'])]
@@ -224,6 +225,9 @@ def kinds(out):
     check('and equal seconds those of its step times', steps == [round(equal['causal'] / timed[0])], (steps, timed, equal))
     check('a gate is distilled from the weights of another arm, and read', [r['origin'] for r in of('e11_distil', 'distilled')] and
           all(r['val_loss'] for r in of('e11_distil', 'top_1')))
+    swept = {r['arm'] for r in of('e15_horizon') if r['stage'] == 'sweep'}
+    check('an arm has the rate of the one that it is like, which is swept', swept == {'causal', 'dsa'} and
+          [r['steps'] for r in of('e15_horizon') if (r['stage'], r['arm']) == ('seeds', 'sliding_window')] == [4, 8, 16], swept)
     check('the loss by position is kept', all(len(r['result']['by_position']) == 32 for r in of('e13_budget', 'positions')))
 
 
@@ -231,7 +235,7 @@ def report(work, ledgers):
     """The report of all these runs."""
     text = printed_by(reports.main, '--out', work / 'report', '--ledger', *ledgers)
     check('a report has a line for each claim that has runs', re.search(
-        '^002 says dsa -0.023 nats; ours .* [(]2 paired seeds, each arm at its best rate[)]: .* at scale smoke', text, re.M), text)
+        '^002: dsa - causal, published -0.023; ours .* [(]2 paired seeds[)], scale smoke; ', text, re.M), text)
     markdown, page = ((work / f'report/report.{ending}').read_text() for ending in ('md', 'html'))
     row = r'^\| (\w+) \| cpu \| 1 \| [0-9.]+ \| .* \| [0-9.]+ \| ([0-9.]+) \| ([0-9.]+%|-) \|$'
     caches = {arm: float(ratio) for arm, ratio, _ in re.findall(row, markdown, re.M)}
@@ -242,7 +246,7 @@ def report(work, ledgers):
     check('the page has pictures and refers to nothing outside',
           not outside and page.count('<svg') >= 3 and not page.count('<script'), outside)
     check('the same as Markdown, CSV and LaTeX', '\n| 002, table 1 | dsa - causal | -0.023 | smoke |' in markdown and
-          '\n| 000, table 1 | asga / causal | 1.087, ratio of step time | - |' in markdown and
+          '\n| 000, table 1 | asga / causal | 1.087, ratio of step time | medium, NVIDIA H200' in markdown and
           len((work / 'report/results.csv').read_text().splitlines()) > 30 and
           r'\begin{tabular}' in (work / 'report/tables.tex').read_text())
     refused('a report of nothing', 'is not there; run.py writes it', lambda: reports.main(['--ledger', str(work / 'none.jsonl')]), 3)
@@ -253,11 +257,14 @@ def comparison(work):
     text = work / 'fox.txt'
     text.write_text(''.join(f'The quick brown fox jumps over the lazy dog. {n}\n' for n in range(2000)))
     command = ['--cpu', '--no-build', '--out', str(work / 'compare'), 'causal', 'dsa --window 4', '--text', str(text)]
-    told = printed_by(compare.main, *command, '--seeds', '2', '--', *TINY, *'--steps 10 --val-batches 4 --dense-until 8'.split())
+    told = printed_by(compare.main, *command, '--seeds', '2', '--', *TINY, *'--seq-len 128 --steps 10 --val-batches 4 --dense-until 8'.split())
     check('a comparison on a text says how sparse each arm is, and has intervals', re.search(r'^\| causal \| [0-9,]+ \| 100.0% \|.* baseline ', told, re.M) and
           re.search(r'^\| dsa --window 4 \| [0-9,]+ \| [1-9][0-9]?\.[0-9]% \|.* \+- [0-9]', told, re.M) and
           re.search(r'^dsa --window 4 - causal: [+-][0-9.]+ \+- [0-9.]+ nats \(2 paired seeds, 95%\): .*Smallest difference', told,
                     re.M), told)
+    check('it warns of a baseline without context', told.count('Caution: The baseline uses no context beyond a window') == 1 and
+          told.count('Caution: The baseline has learnt no context') == 1, told)
+    check('and keeps the weights that it reads alone', len(list(work.glob('compare/runs/*/step_*'))) == 1)
     before = compare.tokenized([text], work / 'compare')
     text.write_text(text.read_text().replace('quick', 'quack'))
     check('a text that changed, not in size, has other shards', compare.tokenized([text], work / 'compare') != before)

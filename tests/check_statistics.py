@@ -9,6 +9,7 @@ import resource
 import signal
 
 from experiment_checks import check, close
+import findings
 import ledger
 import results
 import stats
@@ -70,15 +71,14 @@ def planted_log(folder, losses, val_loss, vocab=512):
     return results.result_of(folder)
 
 
-def line_of(claim, name, comparison, scale):
-    verdict = verdicts.judge_seeds(comparison, claim, scale)
-    return verdicts.tell_seeds(claim, name, comparison, verdict, scale, 'each arm at its best rate')
+def line_of(claim, comparison, scale):
+    return findings.seeds_finding(claim, comparison, scale, '').line
 
 
 def planted_verdicts(work):
     """Logs whose differences are known, through results.py to the verdict."""
     noise = [0.004, -0.004, 0.002, -0.002, 0.0]
-    claim = {'number': -0.1, 'tolerance': 0, 'document': '002'}
+    claim = {'number': -0.1, 'tolerance': 0, 'document': '002', 'unit': 'nats', 'arm': 'dsa', 'against': 'causal'}
     cases = [
         ('reproduced', -0.1, 'paper'),
         ('weaker', -0.06, 'paper'),
@@ -88,7 +88,7 @@ def planted_verdicts(work):
         ('contradicted', -0.01, 'paper'),
         ('same sign', -0.01, 'reduced'),
         ('opposite sign', 0.1, 'medium'),
-        ('unresolved', 0.001, 'reduced'),
+        ('equivalent to 0', 0.001, 'reduced'),
     ]
     for number, (want, shift, scale) in enumerate(cases):
         arm, base = {}, {}
@@ -100,30 +100,30 @@ def planted_verdicts(work):
         check(f'planted logs, {shift:+g} against a claim of -0.1 at scale {scale}: {want}', got.word == want, got)
     wide = stats.compare({s: 3 + d for s, d in enumerate([0.3, -0.3, 0.2, -0.25])}, dict.fromkeys(range(4), 3.0))
     check('planted noise at scale paper: unresolved', verdicts.judge_seeds(wide, claim, 'paper').word == 'unresolved')
-    said = line_of(claim, 'DSA', c, 'reduced')
+    said = line_of(claim, c, 'reduced')
     check(
         'how a line reads',
-        said.startswith(
-            '002 says DSA -0.100 nats; ours +0.001 +- 0.004 (5 paired seeds, each arm at its best rate): unresolved at '
-            'scale reduced (the interval contains 0).'
-        ),
+        said == '002: dsa - causal, published -0.100; ours +0.0010 +- 0.0039 (5 paired seeds), scale reduced; equivalent to 0: within '
+        '+-0.025.',
         said,
     )
 
 
 def edge_cases(work):
-    claim, base = {'number': -0.1, 'tolerance': 0, 'document': 'x'}, {1: 3.0, 2: 3.1, 3: 3.2}
+    claim = {'number': -0.1, 'tolerance': 0, 'document': '002', 'unit': 'nats', 'arm': 'dsa', 'against': 'causal'}
+    base = {1: 3.0, 2: 3.1, 3: 3.2}
     tie = stats.compare(dict(base), base)
     check(
         'arms that are equal to the bit',
         tie.mean == tie.half_width == 0
         and verdicts.judge_seeds(tie, claim, 'paper').word == 'contradicted'
-        and verdicts.judge_seeds(tie, claim, 'reduced').word == 'unresolved',
+        and verdicts.judge_seeds(tie, claim, 'reduced').word == 'equivalent to 0',
     )
+    transience(claim)
     missing = stats.compare({1: 2.9, 3: 3.1001}, base)
     check(
         'a seed without a partner makes no pair',
-        missing.pairs == 2 and missing.unpaired == [2] and 'seed 2 has no partner' in line_of(claim, 'x', missing, 'paper'),
+        missing.pairs == 2 and missing.unpaired == [2] and 'seed 2 has no partner' in line_of(claim, missing, 'paper'),
     )
     bad = planted_log(work / 'nan', [6, math.nan], None)
     check('a loss that is not finite is a diverged run', bad['val_loss'] is None and 'not finite' in bad['diverged'], bad)
@@ -133,7 +133,7 @@ def edge_cases(work):
     diverged = stats.compare({1: 2.9, 2: bad['val_loss'], 3: 3.1001}, base)
     check(
         'it is counted and out of the interval',
-        diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in line_of(claim, 'x', diverged, 'reduced'),
+        diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in line_of(claim, diverged, 'reduced'),
     )
     evaluation(work / 'evaluation')
     one = stats.compare({1: 2.9}, {1: 3.0})
@@ -158,6 +158,33 @@ def edge_cases(work):
         'same sign' in before and any('Holm' in v.reason for v in after),
         (before, after),
     )
+
+
+def transience(claim):
+    """The words that say what a difference is worth below scale paper: transient, identity, not 0, equivalent to 0."""
+    noise = [0.004, -0.004, 0.002, -0.002, 0.0]
+    of = lambda shift: stats.compare({s: 3 + shift + n + s / 10 for s, n in enumerate(noise)}, {s: 3 + s / 10 for s in range(5)})
+    for half, scale, want in ((-0.13, 'reduced', 'transient'), (-0.124, 'medium', 'same sign'), (-0.13, 'paper', 'reproduced'),
+                              (-0.05, 'reduced', 'same sign'), (float('nan'), 'reduced', 'same sign')):
+        c = of(-0.1)
+        c.half = half
+        got = verdicts.judge_seeds(c, claim, scale)
+        check(f'-0.1 after {half} at half of the tokens, scale {scale}: {want}', got.word == want, got)
+    zero = {'number': 0.0, 'tolerance': 0.005}
+    check('a claim of 0 that is not: not 0', verdicts.judge_seeds(of(-0.1), zero, 'reduced').word == 'not 0')
+    check('a claim of 0 that is: equivalent to 0', verdicts.judge_seeds(of(0.0), zero, 'reduced').word == 'equivalent to 0')
+    same, other = of(0.0), of(0.02)
+    same.identical = True
+    stats.adjust([same, other])
+    got = verdicts.judge_seeds(same, claim, 'paper')
+    check('equal weights hashes: identity, and out of the Holm family', got.word == 'identity' and math.isnan(same.adjusted)
+          and close(other.adjusted, other.p), got)
+    check('the correlation of two arms over seeds', close(stats.compare({1: 2.0, 2: 3.0, 3: 4.5}, {1: 1.0, 2: 2.0, 3: 3.0}).correlation,
+                                                          reference.pearsonr([2.0, 3.0, 4.5], [1.0, 2.0, 3.0]).statistic))
+    level = lambda low, high: verdicts.Ratios((low + high) / 2, low, high, 0.95, 5)
+    share = {'number': 0.05, 'tolerance': 0.0}
+    check('a level whose interval leaves the published one out is not seen', verdicts.judge_level(level(0.3, 0.4), share).word == 'not seen'
+          and verdicts.judge_level(level(0.04, 0.06), share).word == 'reproduced')
 
 
 def evaluation(folder):

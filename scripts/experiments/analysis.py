@@ -1,16 +1,18 @@
 """From ledgers to a table of runs, comparisons of arms and verdicts."""
-import math
+import json
 from collections import Counter
 from pathlib import Path
 from statistics import mean
 
+import numpy
 import pandas as pd
 
 import stats
+from findings import find
 from ledger import FINISHED, Ledger
-from packages import EXIT_DATA, Refused
+from packages import EXIT_DATA, ROOT, Refused
 from plan import SCALES, TIMED, Experiment, known_experiments
-from verdicts import NATS, find, read_claims
+from verdicts import NATS, read_claims
 
 LABELS = ['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'factor']
 GROUP = ['experiment', 'scale', 'setting']   # arms that are compared with each other
@@ -40,7 +42,7 @@ def read_runs(paths):
 def frame(rows):
     """Runs as a DataFrame: labels, the record, and the numbers of its result, NaN where it has none."""
     runs = pd.DataFrame(rows, columns=[*LABELS, 'attempts', 'command', *numbers_of({'event': '', 'result': {}})])
-    numbers = ['loss', 'accuracy', 'f1', 'keys_read', 'bytes_ratio', *MEASURED]
+    numbers = ['loss', 'half_loss', 'accuracy', 'f1', 'keys_read', 'bytes_ratio', *MEASURED]
     runs[numbers] = runs[numbers].astype(float)
     runs['step_ratio'] = runs.ratio.where(runs.stage != 'writes')
     return runs
@@ -53,9 +55,17 @@ def numbers_of(record):
     bytes_of = 'cache_bytes' if 'cache_bytes' in r else 'peak_bytes'
     own, base = r.get(bytes_of), r.get(f'baseline_{bytes_of}')
     return {'record': record, 'event': record['event'], 'loss': r.get('val_loss') if record['event'] == 'done' else None,
+            'half_loss': half_loss(r.get('validation') or []), 'weights': r.get('weights_hash'),
             'accuracy': over_files('accuracy'), 'f1': over_files('macro_f1'),
             'keys_read': r.get('sparse_reading', {}).get('validation', {}).get('pairs_read'),
             'bytes_ratio': own / base if own and base else None, **{name: r.get(name) for name in MEASURED}}
+
+
+def half_loss(validation):
+    """The validation loss at half of a run's tokens, interpolated between [step, tokens, loss, seconds]; None without one before it."""
+    points = [(tokens, loss) for _, tokens, loss, _ in validation if tokens and loss is not None]
+    if len(points) < 2 or points[0][0] > points[-1][0] / 2: return None
+    return float(numpy.interp(points[-1][0] / 2, *zip(*points)))
 
 
 def by_seed(runs, column='loss'):
@@ -65,11 +75,22 @@ def by_seed(runs, column='loss'):
 
 def compare_arms(runs, pairs):
     """(arm, against) -> Comparison of the pairs that have runs, with Holm's correction over all."""
-    losses = by_seed(runs)
-    found = {(arm, against): stats.compare(losses[arm], losses[against]) for arm, against in pairs
-             if arm in losses and against in losses and arm != against}
+    losses, halves, weights = (by_seed(runs, column) for column in ('loss', 'half_loss', 'weights'))
+    found = {}
+    for arm, against in pairs:
+        if arm == against or not {arm, against} <= set(losses): continue
+        c = found[arm, against] = stats.compare(losses[arm], losses[against])
+        of = lambda columns: (columns[name][c.differences.index] for name in (arm, against))
+        c.half = float(numpy.subtract(*of(halves)).mean(skipna=False))
+        c.identical = c.pairs > 0 and all(own is not None and own == other for own, other in zip(*of(weights)))
     stats.adjust(found.values())
     return found
+
+
+def cards():
+    """Measurements that dev/gpu/results.py keeps, one file per GPU, with whole steps of causal."""
+    found = [json.loads(path.read_text(encoding='utf-8')) for path in sorted((ROOT / 'dev/gpu').glob('*.json'))]
+    return [card for card in found if 'causal' in card.get('whole_steps', {})]
 
 
 class Report:
@@ -77,8 +98,12 @@ class Report:
     those of the `sweep`. `comparisons` has (experiment, scale, setting) -> (arm, against) -> Comparison."""
 
     def __init__(self, paths, only=None, scale=None):
-        self.analysis, claims = read_claims()
-        self.claims = [claim for claim in claims if not only or claim['experiment'] in only]
+        written = read_claims()
+        self.analysis, self.printed, self.not_run = written['analysis'], written['printed'], [] if only else written['not_run']
+        self.statements = written['statements']
+        self.struck = {(row['experiment'], row['scale']): row['why'] for row in written['struck']}
+        self.claims = [claim for claim in written['claims'] if not only or claim['experiment'] in only]
+        self.cards = cards()
         runs = read_runs(paths)
         runs = runs[runs.experiment.isin(only or known_experiments()) & runs.scale.isin([scale] if scale else SCALES)]
         self.experiments = {name: Experiment(name) for name in known_experiments() if name in set(runs.experiment)}
@@ -101,18 +126,9 @@ class Report:
         return at(self.experiments, experiment), SCALES.index(scale), at(e.settings, setting), at(e.arms, arm)
 
     def _compare(self, e, runs):
-        """Every arm with the baseline, the pairs that the experiment names, and those of claims."""
+        """Every arm with the baseline, and the pairs of claims."""
         claimed = [(c['arm'], c['against']) for c in self.claims if c['experiment'] == e.name and c['unit'] == NATS]
-        return compare_arms(runs, [*((arm, e.baseline) for arm in runs.arm.unique()), *e.compare, *claimed])
-
-    def pilot_sd(self, name, scale):
-        """Pooled sd of paired differences of trained arms, of one experiment at one scale; None before there are two pairs. Settings
-        that only read are left out: their differences vary more from seed to seed."""
-        reads = {setting for setting, table in self.experiments[name].settings.items() if table.get('evaluate')}
-        found = [c for (experiment, at, setting), of in self.comparisons.items()
-                 if (experiment, at) == (name, scale) and setting not in reads for c in of.values() if c.pairs >= 2 and c.sd > 0]
-        freedom = sum(c.pairs - 1 for c in found)
-        return math.sqrt(sum(c.sd**2 * (c.pairs - 1) for c in found) / freedom) if freedom else None
+        return compare_arms(runs, [*((arm, e.baseline) for arm in runs.arm.unique()), *claimed])
 
 
 def sweep_means(sweep):

@@ -8,7 +8,8 @@
 Options behind `--` are for all arms; those that compare.py sets itself (seeds, an arm's rate, data) are refused. Variants without a
 window ignore --window and --dense-until. Defaults: 500 steps of 8 x 512 tokens, qwen-1m, learning rate 4e-3, --window 32 --dense-until
 64, so that sparse variants are sparse at this length (column "pairs"). With --rates each arm takes its best of these factors, tuned on
-one half of the validation tokens; losses are of the other. OUT keeps finished runs, and the same command resumes stopped ones.
+one half of the validation tokens; losses are of the other. Cautions say what the table cannot show (guards.py). OUT keeps finished
+runs, and the same command resumes stopped ones.
 
 Exit codes: 0 done, 1 a run failed, 2 usage, 3 data, 75 stopped by a signal.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 import run as runner
 import stats
 from analysis import compare_arms, frame, numbers_of
+from guards import cautions, unigram_loss
 from ledger import key_of
 from packages import EXIT_DATA, ROOT, Refused, guarded, split_at_dashes
 from plan import Experiment
@@ -97,8 +99,11 @@ def experiment(arms, shared, seeds, rates):
         if same != words or words in tables: raise Refused(f'"{words}" is the same as "{same}"; give arms that differ')
         tables[words] = {'variant': variant, 'options': own}
     scale = {'lr': rate, 'seeds': seeds, 'seconds_per_step': 0.0, 'estimate': 'unknown', 'options': options, 'rates': rates}
-    return Experiment('compare', table={'title': ' against '.join(reversed(arms)), 'baseline': arms[0], 'arms': tables,
-                                        'scales': {'reduced': scale}})
+    table = {'title': ' against '.join(reversed(arms)), 'baseline': arms[0], 'arms': tables, 'scales': {'reduced': scale}}
+    if (bins := positive(int, 'seq-len', options['seq-len']) // 32) > 3:   # whether the baseline uses context: guards.py
+        of_positions = {'after': '', 'evaluate': True, 'arms': arms[:1], 'seeds': 1, 'options': {'position-bins': bins}}
+        table['settings'] = {'': {}, 'positions': of_positions}
+    return Experiment('compare', table=table)
 
 
 def tokenized(texts, out):
@@ -119,7 +124,7 @@ def tokenized(texts, out):
 def show(work):
     """Print the table, and a sentence for every arm."""
     planned, finished = work.runs('seeds'), work.session.ledger.finished
-    runs = frame([run.labels | numbers_of(finished[run.key]) for run in planned])
+    runs, read = (frame([run.labels | numbers_of(finished[run.key]) for run in of]) for of in (planned, work.runs('phase2')))
     comparisons = compare_arms(runs, [(arm, work.experiment.baseline) for arm in work.planner.arms])
     table = arm_table(runs, comparisons, work.experiment.baseline)
     means = runs.groupby('arm', sort=False)[['parameters', 'val_bpb', 'ms']].mean()
@@ -136,8 +141,11 @@ def show(work):
             continue
         seen = max(c.p, c.adjusted) < stats.ALPHA
         word = 'no difference shows' if not seen else 'lower' if c.mean < 0 else 'higher'
+        if c.identical: word = 'identity: equal weights hashes'
         print(f'{name} - {base}: {c.mean:+.4f} +- {c.half_width:.4f} nats ({c.pairs} paired seeds, 95%): {word}{c.lost}. '
               f'Smallest difference that so many seeds see: {stats.smallest_detectable(c.pairs, c.sd):.3f}.')
+    unigram = unigram_loss(work.session.data.globs(planned[0].data)[0])
+    for caution in cautions(runs, work.experiment.baseline, comparisons, read, unigram): print(f'Caution: {caution}')
 
 
 def main(arguments=None):

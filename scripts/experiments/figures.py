@@ -82,12 +82,22 @@ def mean_curve(runs, key):
     return [(points[0][0], sum(y for _, y in points) / len(points)) for points in zip(*filter(None, curves))]
 
 
-def draw_series(e, runs, key, label, x, begin=0.0):
-    """A curve of the results behind a share `begin` of its length."""
+def draw_series(e, runs, key, label, x, begin=0.0, baseline=None):
+    """A curve of the results behind a share `begin` of its length; with a baseline its difference to that arm's."""
     def late(own):
         points = mean_curve(own, key)
         return [(at, value) for at, value in points if at >= begin * points[-1][0]]
-    return draw_panels(e, by_setting(e, runs, late), x, label)
+    panels = by_setting(e, runs, late)
+    for lines in panels.values() if baseline else ():
+        base = dict(lines.pop(baseline, []))
+        for arm, points in lines.items(): lines[arm] = [(at, value - base[at]) for at, value in points if at in base]
+    return draw_panels(e, panels, x, label)
+
+
+def draw_horizons(e, horizons):
+    """Differences to the baseline against tokens of a run: {tokens: comparisons}."""
+    lines = {arm: [(tokens, of[arm, e.baseline].mean) for tokens, of in horizons.items() if (arm, e.baseline) in of] for arm in e.arms}
+    return draw_panels(e, {'': lines}, 'tokens of a run', f'difference to {e.baseline}, nats', log_x=True)
 
 
 def draw_rates(e, scale, sweep):
@@ -116,13 +126,13 @@ def draw_pareto(e, runs, timed):
 
 
 def draw_forest(lines):
-    """The interval of every comparison, and the published number beside it: [(name, comparison, number or None)]."""
+    """The interval of every comparison, and the published number beside it: [(name, comparison, number)]."""
     figure, ax = pyplot.subplots(figsize=(7.4, 0.9 + 0.34 * len(lines)), layout='constrained')
     for row, (_, c, number) in enumerate(reversed(lines)):
         ours = {'color': COLORS[0], 'marker': 'o', 'linestyle': '', 'label': 'ours, 95%'}
         if c.pairs >= 2: ax.errorbar(c.mean, row, xerr=c.half_width, capsize=3, **ours)
         else: ax.plot(c.mean, row, markerfacecolor='white', **ours)
-        if number is not None: ax.plot(number, row, color=COLORS[1], marker='D', linestyle='', label='published')
+        ax.plot(number, row, color=COLORS[1], marker='D', linestyle='', label='published')
     ax.axvline(0, color='#444444', linewidth=0.8)
     ax.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
     ax.set(ylim=(-0.7, len(lines) - 0.3), xlabel='difference of validation loss, nats (negative: better)')

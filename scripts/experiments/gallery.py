@@ -7,7 +7,6 @@
 Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
 """
 import argparse
-import json
 import re
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from packages import EXIT_DATA, HERE, ROOT, Refused, guarded   # first: it names
 import jinja2
 from PIL import Image
 
-from analysis import Report
+from analysis import Report, cards
 from shards import write_whole
 from tables import interval
 
@@ -68,12 +67,6 @@ def formula(variant):
     comment = re.match(r'(//.*\n)*', (ROOT / f'attention/{variant}.cuh').read_text(encoding='utf-8'))[0]
     found = re.search(r'(^// {3,}.*\n)+', comment, re.MULTILINE)
     return '\n'.join(line.removeprefix('//     ') for line in found[0].splitlines()) if found else ''
-
-
-def cards():
-    """Measurements that dev/gpu/results.py keeps, one file per GPU, with whole steps of causal."""
-    found = [json.loads(path.read_text(encoding='utf-8')) for path in sorted((ROOT / 'dev/gpu').glob('*.json'))]
-    return [card for card in found if 'causal' in card.get('whole_steps', {})]
 
 
 def results(report, variant):

@@ -60,9 +60,9 @@ class Jobs:
     """Performs runs of a session, one thread for each place. With `alone`, no other run of this OUT is on the machine meanwhile.
     `mutex` guards the ledger and what the threads share."""
 
-    def __init__(self, session, say=print, keep_weights=False, alone=False):
+    def __init__(self, session, say=print, kept=(), alone=False):
         self.session, self.ledger, self.out, self.say = session, session.ledger, session.out, say
-        self.keep_weights, self.alone, self.places = keep_weights, alone, session.alone if alone else session.at
+        self.kept, self.alone, self.places = kept, alone, session.alone if alone else session.at
         self.mutex, self.stopping, self.running = threading.Lock(), None, {}   # running: run -> when it began
 
     def perform(self, runs):
@@ -185,7 +185,7 @@ class Jobs:
             loss = 'done' if result['val_loss'] is None else f'validation {result["val_loss"]:.4f}'
             self.say(f'[{self._finished()}/{self.count}] {run.name}: {f"diverged: {diverged}" if diverged else loss}, '
                      f'{result["seconds"]:.0f} s')
-            if not self.keep_weights:
+            if run.key not in self.kept:   # keys of runs whose weights later ones start from
                 for checkpoint in folder.glob('step_*'): shutil.rmtree(checkpoint, ignore_errors=True)
         elif code == EXIT_SIGNAL or (told and code < 0):  # < 0: before it handled signals
             step = last_step(folder / 'log.jsonl')

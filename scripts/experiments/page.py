@@ -1,8 +1,12 @@
 """The sections of a report, one for every experiment and scale: words, tables and pictures. report.py writes them in its forms."""
+import functools
+
 import figures
 from analysis import UNTRAINED, sweep_means
+from guards import cautions, unigram_loss
+from packages import ROOT
 from plan import SCALES, TIMED, shape_name
-from tables import LEARNT, arm_table, comparison_table, grid_table, sweep_table, time_table
+from tables import LEARNT, arm_table, comparison_table, grid_table, horizon_table, sweep_table, time_table
 from verdicts import NATS
 
 SETTINGS_AS_ONE = 4   # with so many settings a table of arms x settings comes first
@@ -24,6 +28,12 @@ def named(values):
     return '; '.join(found[:SHORT]) + (f' and {len(found) - SHORT} more' if len(found) > SHORT else '')
 
 
+@functools.cache
+def bundled_unigram():
+    """Loss of a unigram model of the bundled text in bytes; None where it is not tokenized."""
+    return unigram_loss(sorted((ROOT / 'data/bundled').glob('*_train_*.bin')))
+
+
 class Section:
     """The runs of an experiment at a scale, and what a report says of them."""
 
@@ -34,7 +44,7 @@ class Section:
         self.comparisons = {setting: c for (e, at, setting), c in report.comparisons.items() if (e, at) == (name, scale)}
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
-        self.pilot_sd = report.pilot_sd(name, scale)
+        self.struck, self.all_runs = report.struck.get((name, scale)), report.runs
         with_task = [setting for setting, table in self.experiment.settings.items() if 'task' in table]
         self.asks = self.trained.accuracy.notna() & self.trained.setting.isin(with_task)
         self.tables, self.folded = self._tables()
@@ -67,9 +77,10 @@ class Section:
 
     def warnings(self):
         """Sentences on the limits of the numbers."""
-        found = [f'{arm}: the best rate of the sweep is its end point, x {best:g}; a better one may lie beyond.'
+        found = [*self.cautions(), *(f'{arm}: the best rate of the sweep is its end point, x {best:g}; a better one may lie beyond.'
                  for arm, losses in sweep_means(self.sweep).items() if losses.notna().any() and len(losses) > 1
-                 and (best := losses.idxmin()) in (losses.index.min(), losses.index.max())]
+                 and (best := losses.idxmin()) in (losses.index.min(), losses.index.max()))]
+        if self.struck: found = [f'Struck, without a verdict: {self.struck}.', *found]
         alone = self.trained.groupby(['setting', 'arm']).filter(lambda own: len(own) == 1)
         if alone.empty: return found
         which = 'One run of each arm' if len(alone) == len(self.trained) else f'One run of each of {alone.arm.nunique()} arms'
@@ -77,11 +88,14 @@ class Section:
         return [*found, f'{which}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or has not, '
                 'and nothing of how far two arms that have learnt it, or have not, are apart.']
 
-    def lines(self):
-        """The sentence of each finding; the first one of a claim adds the words of its source."""
-        before = [None, *(one.claim for one in self.findings)]
-        return [one.line + (f' As read: {one.claim["read"]}.' if one.claim is not last else '')
-                for one, last in zip(self.findings, before)]
+    def cautions(self):
+        """What guards.py finds in the settings that train on a text, each sentence once."""
+        found, e = [], self.experiment
+        unigram = bundled_unigram() if e.scales[self.scale].get('data', 'bundled') == 'bundled' else None
+        for setting, of in self.trained.groupby('setting', sort=False):
+            if e.settings[setting].keys() & {'task', 'labelled', 'evaluate'}: continue
+            found += cautions(of, e.baseline, self.comparisons[setting], self.all_runs, unigram)
+        return list(dict.fromkeys(found))
 
     def _tables(self):
         """(tables, tables to fold away), each (title, DataFrame)."""
@@ -93,6 +107,8 @@ class Section:
         if self.asks.any(): shown, folded = [(f'{title}: accuracy', grid_table(e, self.trained[self.asks], 'accuracy'))], by_arm
         elif len(by_arm) >= SETTINGS_AS_ONE:
             shown, folded = [(f'{title}: mean validation loss, and runs that diverged', grid_table(e, self.trained))], by_arm
+        if len(horizons := self.horizons()) > 2:
+            shown = [(f'{title}: differences against the length of a run', horizon_table(horizons, e.baseline)), *shown]
         for setting, comparisons in self.comparisons.items():
             other = comparison_table(comparisons, e.baseline)
             if len(other): shown = [*shown, (f'{named(setting)}: other comparisons', other)]
@@ -102,17 +118,19 @@ class Section:
         shown += [(f'{named(s)}: interleaved times', time_table(of)) for s, of in self.timed.groupby('setting', sort=False)]
         return shown, folded
 
+    def horizons(self):
+        """{tokens of a run of the baseline: comparisons}, of settings that train on the text for so long."""
+        e, lengths = self.experiment, {}
+        for setting, own in self.trained[self.trained.arm == e.baseline].groupby('setting', sort=False):
+            trains = not e.settings[setting].keys() & {'task', 'labelled', 'evaluate'}
+            if trains and (tokens := own.record.iloc[0]['result'].get('tokens')): lengths[tokens] = self.comparisons[setting]
+        return dict(sorted(lengths.items()))
+
     def compared(self):
-        """[(name, comparison, published number or None)] of claims in nats and of the experiment's own comparisons."""
-        in_nats = [one for one in self.findings if one.claim['unit'] == NATS]
-        found, claims = [], {(one.claim['arm'], one.claim['against'], one.setting): one.claim for one in in_nats}
-        for setting, comparisons in self.comparisons.items():
-            for (arm, against), comparison in comparisons.items():
-                claim, label = claims.get((arm, against, setting)), self.experiment.label(setting)
-                if not comparison.pairs or not (claim or (arm, against) in self.experiment.compare): continue
-                name = (f'{claim["document"]}: ' if claim else '') + f'{arm} - {against}' + (f', {label}' if label else '')
-                found.append((name, comparison, claim and claim['number']))
-        return found
+        """[(name, comparison, published number)] of claims in nats."""
+        in_nats = [one for one in self.findings if one.claim['unit'] == NATS and one.found.pairs and not self.struck]
+        name = lambda one: f'{one.claim["document"]}: {one.claim["arm"]} - {one.claim["against"]}' + (f', {one.where}' if one.where else '')
+        return [(name(one), one.found, one.claim['number']) for one in in_nats]
 
     def pictures(self):
         """[(caption, svg)]."""
@@ -122,9 +140,11 @@ class Section:
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))
-        trained = self.trained
-        found.append((f'Training loss, mean over seeds, from {figures.NEAR:.0%} of a run on',
-                      figures.draw_series(e, trained, 'training', 'training loss, nats', 'optimiser steps', figures.NEAR)))
+        trained, words = self.trained, f'training loss minus that of {e.baseline}, nats'
+        found.append((f'{words[0].upper()}{words[1:]}, mean over seeds, from {figures.NEAR:.0%} of a run on',
+                      figures.draw_series(e, trained, 'training', words, 'optimiser steps', figures.NEAR, e.baseline)))
+        if len(horizons := self.horizons()) > 2:
+            found.append(('Differences against the length of a run', figures.draw_horizons(e, horizons)))
         found += [(f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds',
                    figures.draw_series(e, trained, key, label, x)) for key, label, x in SERIES]
         return [(caption, svg) for caption, svg in found if svg]

@@ -26,15 +26,14 @@ EQUAL = ('tokens', 'flops', 'seconds', 'layers')
 TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
 TURN_STEPS = 9            # of a program in its turn, three of them to warm up
 TIMING_ROUNDS = 3         # 1 at scale smoke
-DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': [],
-            'compare': []}
+DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': []}
 KEYS = {   # of each kind of table: those that it must have, and others
     'experiment': ({'title', 'baseline', 'arms', 'scales'}, set(DEFAULTS)),
     'arm': (set(), {'variant', 'label', 'options', 'ignore', 'from'}),
     'setting': (set(), {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
                         'resumes_at', 'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'}),
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
-    'sweep': (set(), {'rates', 'seeds'}),
+    'sweep': (set(), {'rates', 'seeds', 'like'}),
     'scale': ({'lr', 'seeds', 'seconds_per_step', 'estimate'},
               {'data', 'model', 'options', 'sweep_options', 'arms', 'rates', 'arm_options', 'relative_seconds', 'mixed',
                'released'}),
@@ -94,7 +93,7 @@ class Run:
 
 
 def known_experiments(folder=HERE):
-    """Names of the TOML files e1_... to e13_..., by number."""
+    """Names of the TOML files e1_..., e2_..., by number."""
     return sorted((path.stem for path in Path(folder).glob('e*_*.toml')), key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
 
 
@@ -117,7 +116,6 @@ class Experiment:
                 raise Refused(f'{self.path}: cannot be read: {error}') from error
         self._check_keys('experiment', '', table)
         vars(self).update(DEFAULTS | table)   # the keys of the table are attributes
-        self.compare = [tuple(pair) for pair in self.compare]   # (arm, against), beside each arm against the baseline
         for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
             for of, inner in tables.items(): self._check_keys(kind, f'{kind}s.{of}', inner)
         self._check_keys('sweep', 'sweep', self.sweep)
@@ -134,10 +132,8 @@ class Experiment:
 
     def _check_names(self):
         """Refuse names of arms, scales and settings that do not exist."""
-        for pair in self.compare:
-            if len(pair) != 2: raise Refused(f'{self.path}: compare is a list of [arm, against]; there is {list(pair)}')
         tables = [*self.arms.values(), *self.settings.values(), *self.scales.values()]
-        arms = [self.baseline, *(arm for pair in self.compare for arm in pair), *self.relative_seconds]
+        arms = [self.baseline, *self.relative_seconds, *(arm for pair in self.sweep.get('like', {}).items() for arm in pair)]
         arms += [arm for table in tables for key in ('arms', 'arm_options', 'relative_seconds') for arm in table.get(key, [])]
         arms += [table['from'] for table in tables if 'from' in table]
         for arm in arms: choose('arm', arm, self.arms)
@@ -200,7 +196,7 @@ class Experiment:
         for arm in asked:
             choose('arm', arm, self.arms)
             if arm not in there: raise Refused(f'{self.name} at scale {scale} has no arm {arm}; it has: {", ".join(there)}')
-        begins = [self.arms[arm].get('from') for arm in asked]
+        begins = [self.arms[arm].get('from') or self.sweep.get('like', {}).get(arm) for arm in asked]
         return [arm for arm in there if arm in [*asked, *begins, self.baseline]]
 
 
@@ -244,7 +240,8 @@ class Planner:
         if stage == 'sweep':
             first = next(iter(self.settings('seeds')), '')
             seeds = range(1, self.experiment.sweep.get('seeds', 1) + 1)
-            arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm]]
+            like = self.experiment.sweep.get('like', {})   # arms with the rate of another one
+            arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm] and arm not in like]
             return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in arms]
         settings, rounds = self.settings(stage), self.seeds
         if stage in TIMED: rounds = max(map(rounds_of, settings.values()), default=0)

@@ -7,12 +7,14 @@ import functools
 import math
 from dataclasses import dataclass
 
+import numpy
 import pandas as pd
 from scipy import stats as scipy
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 ALPHA, POWER = 0.05, 0.8
+SHRINKS = 0.8   # a difference below this share of the one at half of the tokens is still shrinking
 
 
 @dataclass
@@ -23,6 +25,9 @@ class Comparison:
     unpaired: list                    # seeds that one of the two lacks
     diverged: list                    # seeds at which one of the two diverged
     p: float = math.nan
+    correlation: float = math.nan     # of the two arms over seeds: above 1/2 pairs have narrower intervals than unpaired runs
+    half: float = math.nan            # mean difference of the same pairs at half of the tokens
+    identical: bool = False           # every pair has equal weights hashes
 
     def __post_init__(self):
         d = self.differences = pd.Series(self.differences, dtype=float)
@@ -39,6 +44,11 @@ class Comparison:
         return smallest_detectable(self.pairs, self.sd) if self.pairs >= 2 and self.sd > 0 else None
 
     @property
+    def shrinks(self):
+        """Whether the difference still shrinks at the end of the runs."""
+        return abs(self.mean) < SHRINKS * abs(self.half)
+
+    @property
     def lost(self):
         """Why pairs are missing, as the end of a sentence."""
         words = f', {len(self.diverged)} diverged (seed {", ".join(map(str, self.diverged))})' if self.diverged else ''
@@ -50,12 +60,16 @@ def compare(arm, baseline):
     arm, baseline = (pd.Series(losses, dtype=float).replace([math.inf, -math.inf], math.nan) for losses in (arm, baseline))
     both = (arm - baseline)[sorted(arm.index.intersection(baseline.index))]
     sound = both.dropna()
-    return Comparison(sound, list(arm.index.symmetric_difference(baseline.index)), list(both.index.difference(sound.index)))
+    a, b = arm[sound.index], baseline[sound.index]
+    correlation = float(a.corr(b)) if len(sound) > 2 and a.nunique() > 1 < b.nunique() else math.nan
+    return Comparison(sound, list(arm.index.symmetric_difference(baseline.index)), list(both.index.difference(sound.index)),
+                      correlation=correlation)
 
 
 def adjust(comparisons):
-    """Holm over the arms of one table: sets `adjusted` of every comparison that was tested."""
-    tested = [c for c in comparisons if not math.isnan(c.p)]
+    """Holm over the arms of one table: sets `adjusted` of every comparison that was tested, which two equal programs are not."""
+    for c in comparisons: c.adjusted = math.nan if c.identical else c.p
+    tested = [c for c in comparisons if not math.isnan(c.adjusted)]
     if not tested: return
     for comparison, p in zip(tested, multipletests([c.p for c in tested], method='holm')[1]): comparison.adjusted = float(p)
 
@@ -67,6 +81,16 @@ def tost_p(differences, margin):
     if d.nunique() == 1: return float(abs(d.iloc[0]) >= margin)
     below, above = scipy.ttest_1samp(d, margin, alternative='less'), scipy.ttest_1samp(d, -margin, alternative='greater')
     return float(max(below.pvalue, above.pvalue))
+
+
+def power_law(differences):
+    """(a, half-width) of |difference| = c tokens^-a from `differences`, a column of seeds for each number of tokens: a is the negative
+    slope of logarithms by least squares, seed by seed, with Student's 95% interval. None for one seed or a sign that changes."""
+    if len(differences) < 2 or len(numpy.unique(numpy.sign(differences))) > 1: return None
+    x = numpy.log(numpy.asarray(differences.columns, dtype=float))
+    slopes = -numpy.polyfit(x, numpy.log(numpy.abs(differences.to_numpy())).T, 1)[0]
+    half = scipy.t.ppf(1 - ALPHA / 2, len(slopes) - 1) * slopes.std(ddof=1) / math.sqrt(len(slopes))
+    return float(slopes.mean()), float(half)
 
 
 @functools.cache

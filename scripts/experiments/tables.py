@@ -6,6 +6,7 @@ import pandas as pd
 
 import stats
 from analysis import by_seed, sweep_means
+from findings import words_of
 from turns import median_interval
 from verdicts import NATS
 
@@ -42,27 +43,26 @@ def table_of(rows, always=()):
 
 
 def verdict_table(report):
-    """A row for every claim and setting, and one for every unmeasured claim."""
+    """A row for every claim and setting, and one for every claim that has not run."""
     rows = []
     for one in report.findings:
-        c, label = one.found, report.experiments[one.claim['experiment']].label(one.setting)
-        row = claim_cells(one.claim) | {'scale': one.scale + (f', {label}' if label else ''), 'verdict': str(one.verdict)}
+        c, row = one.found, claim_cells(one.claim) | {'ours': one.ours, 'verdict': str(one.verdict)}
+        row['scale'] = one.scale + (f', {one.where}' if one.where else '')
         if one.claim['unit'] == NATS:
-            row |= {'ours': interval(c), 'pairs': str(c.pairs), 'p (Holm)': number(c.adjusted, '.3g'),
-                    'verdict': str(one.verdict) + (c.lost if c.pairs >= 2 else ''), 'smallest detectable': number(c.detectable, '.3f'),
-                    'planned': f'{one.seeds} seeds see {stats.smallest_detectable(one.seeds, report.analysis["pilot_sd"]):.3f}'}
-        else: row |= {'ours': f'{c.middle:.3f}, from {c.low:.3f} to {c.high:.3f}', 'pairs': f'{c.rounds} rounds'}
+            row |= {'p (Holm)': number(c.adjusted, '.3g'), 'smallest detectable': number(c.detectable, '.3f'),
+                    'of the published': f'{c.mean / one.claim["number"]:+.1f} x' if one.claim['number'] else EMPTY}
         rows.append(row | {'as read': one.claim['read']})
-    rows += [claim_cells(claim) | {'verdict': 'not measured', 'as read': claim['read']} for claim in report.not_measured]
-    return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'pairs', 'p (Holm)', 'verdict',
-                                       'smallest detectable', 'planned', 'as read']).fillna(EMPTY)
+    rows += [claim_cells(claim) | {'verdict': f'not run: {claim.get("needs") or claim["experiment"] + " at scale paper"}',
+                                   'as read': claim['read']} for claim in report.not_measured]
+    rows += [{'document': f'{row["document"]}, {row["section"]}', 'claim': row['claim'], 'verdict': f'not run: {row["needs"]}'}
+             for row in report.not_run]
+    return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'of the published', 'p (Holm)', 'verdict',
+                                        'smallest detectable', 'as read']).fillna(EMPTY)
 
 
 def claim_cells(claim):
-    nats = claim['unit'] == NATS
-    return {'document': f'{claim["document"]}, {claim["section"]}',
-            'claim': f'{claim["arm"]} {"-" if nats else "/"} {claim["against"]}',
-            'published': f'{claim["number"]:+.3f}' if nats else f'{claim["number"]:.3f}, {claim["unit"]}'}
+    name, published = words_of(claim)
+    return {'document': f'{claim["document"]}, {claim["section"]}', 'claim': name, 'published': published}
 
 
 def arm_table(runs, comparisons, baseline):
@@ -75,7 +75,8 @@ def arm_table(runs, comparisons, baseline):
         rows.append({
             'arm': arm, 'runs': str(len(own)), 'diverged': str((own.event == 'diverged').sum()),
             'validation loss': mean_cell(own.loss), 'difference': 'baseline' if arm == baseline else interval(c),
-            'p (Holm)': number(c.adjusted if c else None, '.3g'), 'rate x': f'{own.factor.iloc[-1]:g}',
+            'p (Holm)': number(c.adjusted if c else None, '.3g'), 'correlation': number(c.correlation if c else None, '+.2f'),
+            'at half of the tokens': number(c.half if c else None, '+.4f'), 'rate x': f'{own.factor.iloc[-1]:g}',
             'accuracy': mean_cell(own.accuracy, '.3f'), 'macro F1': number(own.f1.mean(), '.3f'),
             'difference of accuracy': more, 'keys read': number(own.keys_read.mean(), '.1%')})
     return table_of(rows, ('arm', 'runs', 'diverged'))
@@ -83,9 +84,21 @@ def arm_table(runs, comparisons, baseline):
 
 def comparison_table(comparisons, baseline):
     """Differences that are not against the baseline."""
-    rows = [[arm, against, interval(c), str(c.pairs), number(c.adjusted, '.3g'), number(c.detectable, '.3f')]
+    rows = [[arm, against, interval(c), number(c.half, '+.4f'), str(c.pairs), number(c.adjusted, '.3g'), number(c.detectable, '.3f')]
             for (arm, against), c in comparisons.items() if against != baseline]
-    return pd.DataFrame(rows, columns=['arm', 'against', 'difference', 'pairs', 'p (Holm)', 'smallest detectable'])
+    return pd.DataFrame(rows, columns=['arm', 'against', 'difference', 'at half of the tokens', 'pairs', 'p (Holm)', 'smallest detectable'])
+
+
+def horizon_table(horizons, baseline):
+    """Differences to the baseline after whole schedules of several lengths: {tokens of a run: comparisons}; and the exponent a of
+    |difference| = c tokens^-a with its 95% interval over seeds."""
+    rows = []
+    for arm in dict.fromkeys(arm for of in horizons.values() for arm, against in of if against == baseline):
+        of_arm = {tokens: c for tokens, of in horizons.items() if (c := of.get((arm, baseline))) and c.pairs}
+        law = stats.power_law(pd.DataFrame({tokens: c.differences for tokens, c in of_arm.items()}).dropna()) if len(of_arm) > 2 else None
+        rows.append({'arm': arm} | {f'{tokens:,} tokens': interval(c) for tokens, c in of_arm.items()} |
+                    {'falls as tokens to the power of -a, a': f'{law[0]:.2f} +- {law[1]:.2f}' if law else EMPTY})
+    return table_of(rows)
 
 
 def grid_table(e, runs, column='loss'):
@@ -128,7 +141,8 @@ def time_table(timed):
         rows.append({
             'arm': arm, 'on': own.record.iloc[0]['result'].get('device', EMPTY), 'rounds': str(len(own)),
             'ms': number(own.ms.median(), '.2f'), 'against the baseline': f'{middle:.3f}',
-            'from': f'{low:.3f}', 'to': f'{high:.3f}', 'coverage': f'{100 * coverage:.0f}%', 'first token, ms': number(own.first_ms.median(), '.2f'),
+            'from': f'{low:.3f}', 'to': f'{high:.3f}', 'coverage': f'{100 * coverage:.0f}%',
+            'first token, ms': number(own.first_ms.median(), '.2f'),
             'first against the baseline': number(own.first_ratio.median(), '.3f'),
             'peak MiB': number(own.peak_bytes.median() / 2**20, '.1f'),
             'cache, KiB': number(own.cache_bytes.median() / 2**10, '.1f'),

@@ -6,42 +6,63 @@
     contradicted                        it has the other sign, or lies within +- a quarter of the claim (TOST)
     unresolved                          none of these
 
-At other scales the model is not the paper's, and the verdict is "same sign", "opposite sign" or "unresolved". Ratios of times and of
-bytes come from interleaved rounds; the same rules apply to their logarithms.
+At other scales the model is not the paper's, and the verdict is
+
+    same sign, opposite sign, not 0     the difference is not 0 (not 0: the claim is)
+    transient                           so it is, and below 0.8 of what the same runs have at half of their tokens
+    equivalent to 0                     it lies within +- a quarter of the claim (TOST)
+    unresolved                          none of these
+
+At every scale `identity` are two arms whose weights have equal hashes, and `struck` runs that claims.toml rejects with a reason. Ratios
+come from interleaved rounds, from pairs of seeds or from whole steps on a card; the same rules apply to their logarithms.
 """
 import math
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import stats
 from packages import HERE, Refused
-from turns import median_interval
 
-KEYS = {'id', 'unit', 'experiment', 'arm', 'against', 'number', 'tolerance', 'document', 'section', 'read'}
-NATS = 'nats'
+NATS, COLLAPSE, TO_LOSS = 'nats', 'share of runs that collapse', "ratio of steps to the baseline's loss"
 RATIOS = {'ratio of step time': 'step_ratio', 'ratio of bytes': 'bytes_ratio', 'ratio of keys read': 'pairs_read'}   # unit: column
-SAME, OPPOSITE, UNRESOLVED = 'same sign', 'opposite sign', 'unresolved'
+MASS = {'share of keys with 95% of the mass': 'mass_95', 'share of keys with 99% of the mass': 'mass_99'}            # unit: curve
+UNITS = (NATS, COLLAPSE, TO_LOSS, *RATIOS, *MASS)
+SOURCE = {'document', 'section'}
+ROWS = {   # the lists of claims.toml: their keys, and those that a row may lack
+    'claims': ({'id', 'unit', 'experiment', 'arm', 'against', 'number', 'tolerance', 'read', *SOURCE}, {'setting', 'needs'}),
+    'not_run': ({'id', 'claim', 'needs', *SOURCE}, set()),
+    'printed': ({'id', 'value', *SOURCE}, set()),
+    'struck': ({'id', 'experiment', 'scale', 'why'}, set()),
+    'statements': ({'title', 'words'}, set())}
+SAME, OPPOSITE, NOT_ZERO, UNRESOLVED = 'same sign', 'opposite sign', 'not 0', 'unresolved'
+TRANSIENT, EQUIVALENT, IDENTITY, STRUCK, NOT_SEEN = 'transient', 'equivalent to 0', 'identity', 'struck', 'not seen'
 REPRODUCED, WEAKER, STRONGER, CONTRADICTED = 'reproduced', 'weaker', 'stronger', 'contradicted'
 
 
 def read_claims(path=HERE / 'claims.toml'):
-    """(analysis, claims) as written down before the runs; refuses unknown and missing keys."""
+    """{analysis, and every list of rows}; `printed` becomes {id: value}. Refuses unknown, missing and empty keys, naming the row."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding='utf-8'))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise Refused(f'{path}: cannot be read: {error}') from error
-    for claim in table.get('claims', []):
-        name = f'{path}: claim {claim.get("id", "without id")}'
-        if odd := set(claim) ^ KEYS: raise Refused(f'{name}: unknown or missing: {", ".join(sorted(odd))}')
-        if claim['unit'] not in (NATS, *RATIOS):
-            raise Refused(f'{name}: unknown unit {claim["unit"]}; there are: {", ".join([NATS, *RATIOS])}')
-    return table['analysis'], table['claims']
+    for kind, (needed, others) in ROWS.items():
+        for row in table.setdefault(kind, []):
+            name = row.get('id', row.get('title', 'without id'))
+            check_row(f'{path}: row {name} of [[{kind}]]', row, needed, others)
+    return table | {'printed': {row['id']: row['value'] for row in table['printed']}}
+
+
+def check_row(name, row, needed, others):
+    """Refuse a row of claims.toml with unknown keys, without one that it needs, or without a source."""
+    if odd := (set(row) ^ needed) - others: raise Refused(f'{name}: unknown or missing: {", ".join(sorted(odd))}')
+    if empty := [key for key in sorted(needed & (SOURCE | {'needs', 'why'})) if not row[key].strip()]:
+        raise Refused(f'{name}: {empty[0]} is empty; give the document and the place of what it says')
+    if row.get('unit', NATS) not in UNITS: raise Refused(f'{name}: unknown unit {row["unit"]}; there are: {", ".join(UNITS)}')
 
 
 class Ratios(NamedTuple):
-    """Arm over baseline in interleaved rounds: the median, and the interval of order statistics that covers it."""
+    """Arm over baseline: the middle, the interval that covers it, and of how many rounds, pairs or seeds."""
     middle: float
     low: float
     high: float
@@ -57,26 +78,17 @@ class Verdict(NamedTuple):
         return self.word + (f': {self.reason}' if self.reason else '')
 
 
-@dataclass
-class Finding:
-    """A claim, and the verdict of the runs of one scale in one setting."""
-    claim: dict
-    scale: str
-    setting: str
-    found: stats.Comparison | Ratios
-    verdict: Verdict
-    line: str
-    seeds: int    # of the plan at this scale
-
-
 def judge_seeds(comparison, claim, scale):
     """The verdict of paired seeds on a claim in nats. stats.adjust() comes first."""
     c = comparison
+    if c.identical: return Verdict(IDENTITY, 'equal weights hashes; one program, so that what is published is the noise of its runs')
     if c.pairs < 2: return Verdict(UNRESOLVED, f'{"one pair" if c.pairs else "no pair"} of seeds{c.lost}')
     if c.mean == c.sd == 0: why = 'the two compute the same numbers'
     else: why = 'the interval contains 0' if c.p >= stats.ALPHA else "after Holm's correction"
     within = lambda margin: stats.tost_p(c.differences, margin) < stats.ALPHA
-    return judge(claim['number'], claim['tolerance'], scale, (c.low, c.mean, c.high), c.adjusted < stats.ALPHA, within, why)
+    found = judge(claim['number'], claim['tolerance'], scale, (c.low, c.mean, c.high), c.adjusted < stats.ALPHA, within, why)
+    if not c.shrinks or found.word not in (SAME, OPPOSITE, NOT_ZERO): return found
+    return Verdict(TRANSIENT, f'{found.word}, and {c.half:+.3f} at half of the tokens')
 
 
 def judge_ratio(ratios, claim, scale):
@@ -94,8 +106,8 @@ def judge(number, tolerance, scale, interval, different, within, why_not):
     low, middle, high = interval
     margin = abs(number) / 4 if number else tolerance   # the largest difference that counts as none
     if scale != 'paper':
-        if number == 0: return Verdict(UNRESOLVED, 'the claim is 0 and has no sign')
-        return Verdict(SAME if middle * number > 0 else OPPOSITE) if different else Verdict(UNRESOLVED, why_not)
+        if different: return Verdict(NOT_ZERO if number == 0 else SAME if middle * number > 0 else OPPOSITE)
+        return Verdict(EQUIVALENT, f'within +-{margin:.2g}') if within(margin) else Verdict(UNRESOLVED, why_not)
     if number == 0:
         if within(margin): return Verdict(REPRODUCED, f'within +-{margin:g}')
         return Verdict(CONTRADICTED, 'not 0') if different else Verdict(UNRESOLVED, f'not shown to be within +-{margin:g}')
@@ -106,45 +118,8 @@ def judge(number, tolerance, scale, interval, different, within, why_not):
     return Verdict(WEAKER if abs(middle) < abs(number) else STRONGER)
 
 
-def tell(published, ours, verdict, scale):
-    """The claim, the measurement, the verdict."""
-    because = f' ({verdict.reason})' if verdict.reason else ''
-    return f'{published}; {ours}: {verdict.word}{"" if scale == "paper" else f" at scale {scale}"}{because}.'
-
-
-def tell_seeds(claim, name, comparison, verdict, scale, rates):
-    """One sentence on a claim in nats."""
-    c, published = comparison, f'{claim["document"]} says {name} {claim["number"]:+.3f} nats'
-    if c.pairs < 2: return f'{published}; unresolved{"" if scale == "paper" else f" at scale {scale}"}: {verdict.reason}.'
-    ours = f'ours {c.mean:+.3f} +- {c.half_width:.3f} ({c.pairs} paired seeds, {rates}{c.lost})'
-    seen = f' Smallest difference that so many seeds see: {c.detectable:.3f}.' if c.detectable else ''
-    return tell(published, ours, verdict, scale) + seen
-
-
-def tell_ratio(claim, name, ratios, verdict, scale, where):
-    """The same sentence of a ratio; `where` are the rows or the text that it was measured with."""
-    ours = f'ours {ratios.middle:.3f}, from {ratios.low:.3f} to {ratios.high:.3f} ({where}, {ratios.rounds} interleaved rounds)'
-    return tell(f'{claim["document"]} says {name} {claim["number"]:.3f}, {claim["unit"]}', ours, verdict, scale)
-
-
-def find(claims, report):
-    """Findings of every claim, one for each setting with runs of both arms: from paired seeds for nats, else from interleaved
-    rounds, whose ratios are all to the baseline."""
-    for claim in claims:
-        e, arm, against = report.experiments.get(claim['experiment']), claim['arm'], claim['against']
-        if e is None: continue
-        name = arm + ('' if against == e.baseline else f' against {against}')
-        if claim['unit'] == NATS:
-            for (experiment, scale, setting), comparisons in report.comparisons.items():
-                if experiment != e.name or (arm, against) not in comparisons: continue
-                c = comparisons[arm, against]
-                verdict = judge_seeds(c, claim, scale)
-                line = tell_seeds(claim, name, c, verdict, scale, 'each arm at its best rate' if e.sweep else 'one rate for all')
-                yield Finding(claim, scale, setting, c, verdict, line, e.settings[setting].get('seeds', e.scales[scale]['seeds']))
-        elif against == e.baseline:
-            timed = report.timed[(report.timed.experiment == e.name) & (report.timed.arm == arm)]
-            for (scale, setting), own in timed.dropna(subset=RATIOS[claim['unit']]).groupby(['scale', 'setting'], sort=False):
-                found = Ratios(*median_interval(own[RATIOS[claim['unit']]]), len(own))
-                verdict = judge_ratio(found, claim, scale)
-                line = tell_ratio(claim, name, found, verdict, scale, e.label(setting))
-                yield Finding(claim, scale, setting, found, verdict, line, e.scales[scale]['seeds'])
+def judge_level(level, claim):
+    """The verdict of a mean over seeds on a published level, whatever the scale: not seen where the interval leaves it out."""
+    low, high = claim['number'] - claim['tolerance'], claim['number'] + claim['tolerance']
+    if level.rounds < 2: return Verdict(UNRESOLVED, 'one run')
+    return Verdict(NOT_SEEN) if level.high < low or level.low > high else Verdict(REPRODUCED)

@@ -24,6 +24,7 @@ class Work:
     def rate_of(self, arm):
         """The best factor of the arm's sweep; 1 without a finished sweep, None where all rates diverged."""
         if not self.planner.rates or 'from' in self.experiment.arms[arm]: return 1.0
+        arm = self.experiment.sweep.get('like', {}).get(arm, arm)
         if arm not in self._rates:
             runs = [run for run in self.runs('sweep') if run.arm == arm]
             if self.unfinished(runs): return 1.0
@@ -78,14 +79,14 @@ class Work:
 
     def perform(self):
         """Perform stage after stage; return the exit code."""
-        keep_weights = any('after' in table for table in self.experiment.settings.values())
         for stage in self.asked_stages():
             if stage != 'sweep' and self.planner.rates: self.require_finished('sweep')
             if stage == 'seconds': self.require_finished('timing')
             runs = self.asked_runs(stage)
             self.require_origins(runs)
             self.label(runs)
-            jobs = Jobs(self.session, self.say, keep_weights, alone=any(run.kind in TIMED for run in runs))
+            kept = {origin.key for later in self.planner.stages() for run in self.runs(later) for origin in run.origins}
+            jobs = Jobs(self.session, self.say, kept, alone=any(run.kind in TIMED for run in runs))
             complete = jobs.perform(runs)
             if jobs.stopping: return EXIT_SIGNAL
             if not complete: return EXIT_FAILED

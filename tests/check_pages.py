@@ -1,0 +1,224 @@
+"""scripts/experiments/README.md: every number of its results is recomputed from the ledgers."""
+import re
+from collections import Counter
+
+import numpy
+
+from experiment_checks import ROOT, check, close
+import analysis
+import guards
+import stats
+
+PAGE = ROOT / 'scripts/experiments/README.md'
+
+
+class Page:
+    """The words of the page, its tables, and the runs of results/."""
+
+    def __init__(self):
+        self.text = PAGE.read_text(encoding='utf-8')
+        self.flat = ' '.join(self.text.split())
+        self.report = analysis.Report(sorted((ROOT / 'scripts/experiments/results').glob('*.jsonl')))
+        self.runs = self.report.trained
+
+    def table(self, after):
+        """{first cell: other cells} of the first table behind these words."""
+        lines = self.text[self.text.index(after):].split('\n')
+        first = next(n for n, line in enumerate(lines) if line.startswith('|'))
+        rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in lines[first + 2:]]
+        end = next(n for n, row in enumerate(rows) if len(row) < 2)
+        return {row[0]: row[1:] for row in rows[:end]}
+
+    def values(self, experiment, arm, setting, column='loss', scale='reduced'):
+        of = self.runs[(self.runs.experiment == experiment) & (self.runs.scale == scale) & (self.runs.setting == setting)]
+        return of[of.arm == arm].sort_values('seed')[column].tolist()
+
+    def comparison(self, experiment, arm, against, setting='', scale='reduced'):
+        return self.report.comparisons[experiment, scale, setting][arm, against]
+
+    def says(self, name, *words):
+        missing = [word for word in words if word not in self.flat]
+        check(f'the page: {name}', not missing, missing)
+
+
+def rounds_to(value, printed):
+    """Whether a number is what is printed, to its last digit."""
+    digits = len(printed.partition('.')[2])
+    return abs(value - float(printed)) <= 0.5 * 10**-digits + 1e-9
+
+
+def agrees(cell, *groups):
+    """Whether a cell is 'mean', 'mean +- sd', 'low to high' of groups' means or 'one, two' of the runs of each group of values."""
+    numbers = re.findall(r'[+-]?\d+\.\d+', cell)
+    means = [numpy.mean(group) for group in groups]
+    if ' to ' in cell: return rounds_to(min(means), numbers[0]) and rounds_to(max(means), numbers[1])
+    if '+-' in cell:
+        return all(rounds_to(mean, numbers[0]) and rounds_to(numpy.std(group, ddof=1), numbers[1]) for mean, group in zip(means, groups))
+    if len(numbers) > 1: return all(len(group) == len(numbers) and all(map(rounds_to, group, numbers)) for group in groups)
+    return bool(numbers) and all(rounds_to(mean, numbers[0]) for mean in means)
+
+
+def difference(cell, c):
+    """Whether a cell is a comparison's mean and half-width."""
+    numbers = re.findall(r'[+-]?\d+\.\d+', cell)
+    return len(numbers) >= 2 and rounds_to(c.mean, numbers[0]) and rounds_to(c.half_width, numbers[1])
+
+
+def losses_and_differences(page):
+    """e1, e2 and e5: losses of arms and their differences."""
+    for experiment, words in (('e2_dsa', '**e2_dsa**, whole'), ('e1_asga', '**e1_asga**, whole')):
+        for name, row in page.table(words).items():
+            arm = {'the same, starting with asga\'s logits': 'asga_no_geometry_matched'}.get(name, name.partition(',')[0])
+            found = [agrees(row[0], page.values(experiment, arm, ''))]
+            if experiment == 'e2_dsa' and arm != 'causal':
+                found.append(difference(row[1], page.comparison(experiment, arm, 'causal')))
+                sign, pair = (-1, ('dsa', 'ppa')) if arm == 'ppa' else (1, (arm, 'dsa'))
+                full = arm != 'dsa' and page.comparison(experiment, *pair)
+                if full: found.append(rounds_to(sign * full.mean, row[3].split()[0]) and rounds_to(full.half_width, row[3].split()[-1]))
+            elif arm not in ('causal', 'asga_neither'):
+                found.append(difference(row[1], page.comparison(experiment, arm, 'asga' if 'against asga' in row[1] else 'causal')))
+            check(f'the page: {experiment}, {name}', all(found), (row, found))
+    for name, row in page.table('**e5_isoflop**, whole').items():
+        arm = name.split()[0]
+        timed = page.report.timed[(page.report.timed.experiment == 'e5_isoflop') & (page.report.timed.arm == arm)]
+        equal = [page.values('e5_isoflop', arm, setting) or page.values('e5_isoflop', arm, 'flops') for setting in ('flops', 'seconds')]
+        found = [agrees(row[0], equal[0]), rounds_to(timed.ratio.median(), row[2]), agrees(row[3], equal[1])]
+        if arm != 'causal': found += [difference(row[at], page.comparison('e5_isoflop', arm, 'causal', setting))
+                                      for at, setting in ((1, 'flops'), (4, 'seconds'))]
+        check(f'the page: e5_isoflop, {name}', all(found), (row, found))
+
+
+def published(page):
+    """Published numbers beside ours are those of claims.toml, and every claim has one finding for each scale and setting that trains."""
+    claims = {(c['experiment'], c['arm'], c['against']): c['number'] for c in page.report.claims if c['unit'] == 'nats'}
+    cells = [('e2_dsa', name, against, row[at]) for name, row in page.table('**e2_dsa**, whole').items()
+             for against, at in (('causal', 2), ('dsa', 4)) if row[at] and (name, against) != ('ppa', 'dsa')]
+    cells += [('e2_dsa', 'dsa', 'ppa', page.table('**e2_dsa**, whole')['ppa'][4].replace('+', '-'))]
+    for name, row in page.table('**e1_asga**, whole').items():
+        arm = name.partition(',')[0].replace('the same', 'asga_no_geometry_matched')
+        if row[2]: cells.append(('e1_asga', arm, 'asga' if 'against asga' in row[1] else 'causal', row[2]))
+    for experiment, arm, against, cell in cells:
+        check(f'the page: published, {arm} - {against}', rounds_to(claims[experiment, arm, against], cell), cell)
+    found = Counter((one.claim['id'], one.scale) for one in page.report.findings if one.claim['id'] != 'sigma_reparam')
+    check('one finding of each claim and scale', set(found.values()) == {1}, found.most_common(3))
+
+
+def grids(page):
+    """e7, e8, e10: arms x settings."""
+    warmth = {'none': 'cold', '5%': 'warm'}
+    arms = ['causal', 'asga', 'dsa', 'adaptive_sparse', 'causal_sigma', 'adaptive_sparse_sigma']
+    for name, row in page.table('**e10_stability**, whole').items():
+        rate, warm = re.match(r'x (\d+), (\S+?)(?:,|$)', name).groups()
+        setting = 'no_qk_norm' if 'no QK-norm' in name else f'{warmth[warm]}_{rate}'
+        found = [agrees(cell, page.values('e10_stability', arm, setting)) for cell, arm in zip(row, arms)]
+        check(f'the page: e10_stability, {name}', all(found), (row, found))
+    copies = ['copy_32', 'copy_64', 'copy_128', 'gap_32', 'gap_64', 'gap_128']
+    for name, row in page.table('**e7_recall**, whole').items():
+        found = [agrees(cell, *(page.values('e7_recall', arm, setting, 'accuracy') for arm in name.split(', ')))
+                 for cell, setting in zip(row, copies)]
+        check(f'the page: e7_recall, {name}', all(found), (row, found))
+    read = {'causal': ('trained', 'causal'), "causal's weights read through a window": ('after', 'window_after'),
+            "causal's weights read through a window with sinks": ('after', 'sinks_after')}
+    for name, row in page.table('**e8_streaming**, reduced').items():
+        setting, arm = read.get(name, ('trained', name.partition(',')[0]))
+        found = [agrees(cell, page.values('e8_streaming', arm, at)) for cell, at in zip(row, (setting, 'far'))]
+        check(f'the page: e8_streaming, {name}', all(found), (row, found))
+    for (name, row), arm in zip(page.table('e8_streaming (25M parameters').items(), ('causal', 'window_after', 'sinks_after')):
+        found = [agrees(cell, page.values('e8_streaming', arm, at, scale='medium')) for cell, at in zip(row, ('after', 'far_medium'))]
+        check(f'the page: e8_streaming at scale medium, {name}', all(found), (row, found))
+
+
+def budget(page):
+    """e13: losses at half and at the end, times, and the sentences on them."""
+    name, runs = 'e13_budget', page.runs[(page.runs.experiment == 'e13_budget')]
+    for label, row in page.table('**e13_budget**').items():
+        setting = 'faster' if row[0] == '1.2e-3' else 'trained'
+        own = runs[(runs.arm == label.partition(',')[0]) & (runs.setting == setting)]
+        form = '.3f' if len(own) == 1 else '.2f'
+        ms = ' to '.join(dict.fromkeys(format(value / 1e3, form) for value in (own.ms.min(), own.ms.max())))
+        found = [agrees(row[1], own.half_loss.tolist()), agrees(row[2], own.loss.tolist()), row[3] == f'{ms} s']
+        check(f'the page: e13_budget, {label}', all(found), (row, ms, found))
+    c, asga = (page.comparison(name, arm, 'causal', 'trained', 'medium') for arm in ('dsa', 'asga'))
+    by_id = {one.claim['id']: one for one in page.report.findings}
+    ms = {arm: own.ms.mean() for arm, own in runs[runs.setting == 'trained'].groupby('arm')}
+    curves = {arm: dict(own.record.iloc[0]['result']['by_position']) for arm, own in runs[runs.setting == 'positions'].groupby('arm')}
+    rows = [numpy.mean([curves['causal'][at] - curves['dsa'][at] for at in curves['dsa'] if (at > 512) == late]) for late in (False, True)]
+    page.says('e13_budget in words', f'{-c.mean:.3f} +- {c.half_width:.3f} nats (p {c.p:.3f}',
+              ', '.join(f'{d:.3f}' for d in sorted(-c.differences)), f'at step 100 by {-c.half:.3f}',
+              f'rows 0 to 511, where dsa sees what causal sees, differ by {rows[0]:.3f}, rows 512 to 1023 by {rows[1]:.3f}',
+              f'after {by_id["dsa_converges"].found.middle:.2f} of the steps',
+              f'{by_id["dsa_memory_134m"].found.middle:.2f} times its peak memory',
+              f'{ms["dsa"] / ms["causal"]:.3f} times its time', f'asga, one run, is {-asga.mean:.3f} below')
+
+
+def sentences(page):
+    """Numbers in sentences."""
+    of, report = page.comparison, page.report
+    groups = [cs for (experiment, scale, _), cs in report.comparisons.items()
+              if experiment in ('e1_asga', 'e2_dsa', 'e3_dsa2') and scale == 'reduced']
+    lead = [c for cs in groups for (_, against), c in cs.items() if against == 'causal' and c.adjusted < stats.ALPHA]
+    shares = [c.mean / c.half for c in lead]
+    base = page.runs[(page.runs.experiment == 'e8_streaming') & (page.runs.arm == 'causal')]
+    gain = {scale: numpy.mean([guards.context_gain(record['result']['by_position']) for record in
+                               base[(base.setting == 'after') & (base.scale == scale)].record]) for scale in ('reduced', 'medium')}
+    after = numpy.mean(page.values('e8_streaming', 'window_after', 'after')) - numpy.mean(page.values('e8_streaming', 'causal', 'trained'))
+    page.says('transience, context and pairs', f'shrink to {min(shares):.2f} to {max(shares):.2f} of themselves',
+              f'its loss there is {-gain["reduced"]:.3f} nats below', f'gain {gain["medium"]:.3f} nats from context beyond 128 tokens',
+              f'correlation {of("e1_asga", "asga", "causal").correlation:.2f} for asga',
+              f'({of("e2_dsa", "dsa", "causal").correlation:.2f} for dsa)',
+              f'a window of 32 costs this model {after:.3f} nats')
+    page.says('e2 and e5', f'at step 250 dsa\'s lead is {-of("e2_dsa", "dsa", "causal").half:.3f}',
+              f'(p {of("e5_isoflop", "asga", "causal", "flops").adjusted:.3f} after Holm')
+    e3 = {arm: of('e3_dsa2', arm, 'causal') for arm in ('dsa', 'dsa_fixed_window')}
+    mean = {arm: page.values('e3_dsa2', arm, '') for arm in ('causal', *e3)}
+    level = {one.claim['id']: one.found.middle for one in report.findings if one.claim['id'].startswith('mass')}
+    spread = lambda values: f'{numpy.mean(values):.3f} +- {numpy.std(values, ddof=1):.3f}'
+    page.says('e3_dsa2', *(f'{arm} {spread(values)}' for arm, values in mean.items()),
+              *(f'{c.mean:.3f} +- {c.half_width:.3f}' for c in e3.values()), f'({e3["dsa"].half:.3f} at step 250)',
+              f'on {level["mass_95"]:.0%} of the keys and 99% on {level["mass_99"]:.0%}')
+    ends = next(one.ours for one in report.findings if one.claim['id'] == 'sigma_reparam')
+    ps = [c.p for (experiment, *_), cs in report.comparisons.items() if experiment == 'e10_stability' for c in cs.values()]
+    page.says('e10_stability', 'in 8 of 8 runs (0.18 to 0.72 nats at step 150)', 'in none of 4 with spectral norms (4.48 to 5.24',
+              f'one family of {len(ps)} none passes Holm\'s correction (the smallest p, {min(ps):.4f}, becomes {min(ps) * len(ps):.2f})')
+    check('the page: e10_stability, of the finding', ends.startswith('8 of 8 collapse without (0.18 to 0.72 nats') and
+          '0 of 4 with (4.48 to 5.24)' in ends, ends)
+    trained = page.runs[(page.runs.scale == 'medium') & page.runs.setting.isin(['', 'trained'])]
+    medium = {(run.experiment, run.arm, run.seed): run for run in trained.itertuples()}
+    pair, other = (medium['e2_dsa', arm, 1] for arm in ('causal', 'dsa')), medium['e8_streaming', 'causal', 1].loss
+    causal, dsa = pair
+    training = causal.record['result']['training'][-1][1]
+    page.says('what is struck', f'({causal.loss:.3f} of causal, {dsa.loss:.3f} of dsa)', f'has {other:.3f}',
+              f'{training:.1f} nats of training are {causal.loss:.1f} there',
+              f'17.3 million tokens of GPT-2 read {causal.record["result"]["tokens"] / 17_261_531:.1f} times')
+    why = report.struck['e2_dsa', 'medium']
+    words = f'{training:.1f} against {causal.loss:.1f}', f'{causal.loss:.3f} against {other:.3f}'
+    check('the reason of the strike', all(word in why for word in words), why)
+    sees = lambda seeds, sd=report.analysis['pilot_sd']: f'{stats.smallest_detectable(seeds, sd):.3f}'
+    page.says('what seeds see', f'sees {sees(5)} nats with 5 seeds', f'{sees(3)} with 3', f'{sees(2)} with 2',
+              f'{stats.smallest_detectable(2, 0.097):.1f} at the 0.097')
+
+
+def recall_in_words(page):
+    """MQAR, and the copies at scale medium."""
+    for arms, words in re.findall(r'(\w+) ((?:\d\.\d+(?: \+- \d\.\d+)?)(?: and \d\.\d+(?: \+- \d\.\d+)?))(?=[,.])',
+                                  page.flat[page.flat.index('MQAR with 2 and 4 pairs'):page.flat.index('Windows copy from 32')]):
+        cells = zip(words.split(' and '), ('mqar_2', 'mqar_4'))
+        found = [agrees(cell, page.values('e7_recall', arms, setting, 'accuracy')) for cell, setting in cells]
+        check(f'the page: MQAR, {arms}', found == [True, True], (words, found))
+    settings = ['long_copy_64', 'long_copy_128', 'long_copy_256', 'long_gap_64', 'long_gap_128', 'long_gap_256']
+    for name, row in page.table('**Scale medium**').items():
+        if name.startswith('strided'): continue   # two forms of one arm; the ledger's newest is the first
+        found = [agrees(cell, page.values('e7_recall', name, setting, 'accuracy', 'medium')) for cell, setting in zip(row, settings)]
+        check(f'the page: e7_recall at scale medium, {name}', all(found), (row, found))
+
+
+def main(_):
+    page = Page()
+    check('close numbers', close(1.0, 1.0) and rounds_to(0.12349, '0.123') and not rounds_to(0.1236, '0.123') and
+          agrees('1.50 +- 0.71', [1.0, 2.0]) and not agrees('1.50 +- 0.72', [1.0, 2.0]) and agrees('1.0 to 2.0', [1.0], [2.0]))
+    losses_and_differences(page)
+    published(page)
+    grids(page)
+    budget(page)
+    sentences(page)
+    recall_in_words(page)
