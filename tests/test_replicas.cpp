@@ -47,7 +47,7 @@ TEST_CASE("replicas: a flipped bit of a weight or moment that only one rank keep
     check.remember_update(CPU{});
     CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
     const Tensor& tensor = *std::next(gpt.net.tensors.begin(), 3);
-    const std::vector<Piece> own = pieces_of(gpt.net.tensors, gpt.shards).pieces;
+    const std::vector<Piece> own = pieces_of(gpt.net.tensors, owned_spans(gpt.shards)).pieces;
     for (auto& [array, at, words] : {std::tuple{gpt.weights, tensor.slot.offset + 1, "the weights of " + tensor.name},
                                      {gpt.m, own.back().begin, std::string("the first moments of ")},
                                      {gpt.v, own.front().begin, std::string("the second moments of ")}}) {
@@ -102,7 +102,7 @@ TEST_CASE("replicas: the pieces of all shards are every element of every tensor,
             const Shards shards(net.tensors.size(), s, count, 480);
             std::vector<float> stored;
             for (size_t k = 0; k < shards.buckets(); k++) stored.insert(stored.end(), &flat[shards.own(k).begin], &flat[shards.own(k).end]);
-            const TensorPieces own = pieces_of(net.tensors, shards);
+            const TensorPieces own = pieces_of(net.tensors, owned_spans(shards));
             for (size_t p = 0; p < own.pieces.size(); p++) elements[own.tensors[p]] += own.pieces[p].size();
             own.add_up(Checksums<CPU>(CPU{}, own.pieces).of(CPU{}, stored.data()).data(), sums.data());
         }
