@@ -61,6 +61,30 @@ TEST_CASE("replicas: a flipped bit of a weight or moment that only one rank keep
     }
 }
 
+TEST_CASE("replicas: Muon's momentum is checked, and second moments in their own storage", "[ranks]") {
+    for (int shards : {1, 2}) {
+        GPT<CPU, float> gpt(Variants(*all_variants()[0], {}), config_of({}), 2, 9, Mode::training, Recompute::nothing, shards - 1, shards, 512,
+                            Stored::as_computed, Optimizer::muon);
+        gpt.allocate(CPU{});
+        const std::vector<HeldSpan> second = gpt.second_moments();
+        CHECK(stored_size(second) < gpt.shards.owned());
+        const std::vector<Piece> own = pieces_of(gpt.net.tensors, owned_spans(gpt.shards)).pieces, rest = pieces_of(gpt.net.tensors, second).pieces;
+        ReplicaCheck<CPU, float> check(CPU{}, gpt);
+        Ranks ranks;
+        check.remember_update(CPU{});
+        if (shards == 1) check.require_equal(CPU{}, ranks, 7);   // which remembers
+        for (auto& [array, at, words] : {std::tuple{gpt.m, own[own.size() / 2].begin, "the first moments of "},
+                                         {gpt.v, rest.back().end - 1, "the second moments of model.norm.weight"}}) {
+            flip(array[at], 7);
+            const std::string sentence = complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); });
+            INFO(sentence);
+            CHECK(sentence.find(words) != std::string::npos);
+            flip(array[at], 7);
+        }
+        CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
+    }
+}
+
 TEST_CASE("replicas: a bit that flips while a checkpoint is saved is named, and the checkpoint gets no name", "[ranks]") {
     const TemporaryFolder folder;
     GPT<CPU, float> gpt(Variants(*all_variants()[0], {}), config_of({}), 2, 9, Mode::training, Recompute::nothing);

@@ -58,6 +58,14 @@ void product(CPU, X* c, Transpose ta, const X* a, Transpose tb, const X* b, cons
     gemm(ta, tb, M, N, K, X(alpha), a, size_t(ta == Transpose::yes ? M : K), b, size_t(tb == Transpose::yes ? K : N), X(beta), c, size_t(N));
 }
 
+#ifdef WITH_GPU
+template <class X>
+void product(GPU device, X* c, Transpose ta, const X* a, Transpose tb, const X* b, const X* added, int M, int N, int K,
+             float alpha = 1, float beta = 0) {
+    matmul(device, c, ta, a, tb, b, static_cast<const X*>(nullptr), added, M, N, K, alpha, beta);
+}
+#endif
+
 /// w.x = u (n) / max(|u|, EPS)
 template <class X>
 void normalise(CPU, const Workspace<X>& w, const X* u, size_t n) {
@@ -132,12 +140,6 @@ void muon_update(CPU device, X* weights, Wide<X>* master, const Wide<X>* updates
 
 namespace muon {
 inline constexpr int THREADS = 256;
-
-template <class X>
-void product(GPU device, X* c, Transpose ta, const X* a, Transpose tb, const X* b, const X* added, int M, int N, int K,
-             float alpha = 1, float beta = 0) {
-    matmul(device, c, ta, a, tb, b, static_cast<const X*>(nullptr), added, M, N, K, alpha, beta);
-}
 }   // namespace muon
 
 /// One range per block.

@@ -94,7 +94,7 @@ class Run:
 
 
 def known_experiments(folder=HERE):
-    """Names of the TOML files e1_... to e13_..., by number."""
+    """Names of the TOML files e1_... to e14_..., by number."""
     return sorted((path.stem for path in Path(folder).glob('e*_*.toml')), key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
 
 
