@@ -19,10 +19,10 @@ GPT<Device, X>::GPT(const Variants& variants, const Config& config, int B_, int 
 
 template <class Device, class X>
 std::vector<MemoryUse> GPT<Device, X>::memory_plan() const {
+    const std::string master = keeps_master() ? "master weights and " : "", muon = net.tensors.has(Role::muon) ? "Muon and " : "";
     return {{"weights", weight_memory.bytes()},
             {"gradients", gradient_memory.bytes()},
-            {std::string(keeps_master() ? "master weights and " : "") + "moments of " + (net.tensors.has(Role::muon) ? "Muon and " : "") + "AdamW",
-             moment_memory.bytes()},
+            {master + "moments of " + muon + "AdamW", moment_memory.bytes()},
             {"activations", activation_memory.bytes()},
             {"scratch", scratch_memory.bytes()},
             {"keys that attention works on", kernel_memory<X>(Device{}, T, net.config.HS,

@@ -63,12 +63,14 @@ TEST_CASE("replicas: a flipped bit of a weight or moment that only one rank keep
 
 TEST_CASE("replicas: Muon's momentum is checked, and second moments in their own storage", "[ranks]") {
     for (int shards : {1, 2}) {
-        GPT<CPU, float> gpt(Variants(*all_variants()[0], {}), config_of({}), 2, 9, Mode::training, Recompute::nothing, shards - 1, shards, 512,
-                            Stored::as_computed, Optimizer::muon);
+        const Variants variants(*all_variants()[0], {});
+        GPT<CPU, float> gpt(variants, config_of({}), 2, 9, Mode::training, Recompute::nothing, shards - 1, shards, 512, Stored::as_computed,
+                            Optimizer::muon);
         gpt.allocate(CPU{});
         const std::vector<HeldSpan> second = gpt.second_moments();
         CHECK(stored_size(second) < gpt.shards.owned());
-        const std::vector<Piece> own = pieces_of(gpt.net.tensors, owned_spans(gpt.shards)).pieces, rest = pieces_of(gpt.net.tensors, second).pieces;
+        const std::vector<Piece> own = pieces_of(gpt.net.tensors, owned_spans(gpt.shards)).pieces;
+        const std::vector<Piece> rest = pieces_of(gpt.net.tensors, second).pieces;
         ReplicaCheck<CPU, float> check(CPU{}, gpt);
         Ranks ranks;
         check.remember_update(CPU{});

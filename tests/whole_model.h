@@ -85,8 +85,8 @@ struct Trial {
     Trial(const Variants& variants, const Config& config, int B_, int T_, int room_B, int room_T,
           Recompute recompute = Recompute::nothing, int shard = 0, int shards = 1, Mode mode = Mode::training,
           size_t bucket = Shards::BUCKET, Optimizer optimizer = Optimizer::adamw)
-        : gpt(variants, config, room_B, room_T, mode, recompute, shard, shards, bucket, Stored::as_computed, optimizer), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
-          targets(tokens.size()) {
+        : gpt(variants, config, room_B, room_T, mode, recompute, shard, shards, bucket, Stored::as_computed, optimizer),
+          feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T), targets(tokens.size()) {
         gpt.allocate(CPU{}), feed.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
         converge_sigma();

@@ -284,10 +284,11 @@ std::string name_of_moment(const std::string& prefix, const Tensor& tensor) {
 /// Exit::checkpoint if the file has the moments of another optimiser than the list's.
 static void require_same_optimizer(const SafetensorsFile& file, const TensorList& list) {
     const auto& stored = file.tensors();
-    const bool saved_by_muon = std::any_of(stored.begin(), stored.end(), [](const StoredTensor& t) { return t.name.starts_with(MOMENTUM_PREFIX); });
+    const bool saved_by_muon =
+        std::any_of(stored.begin(), stored.end(), [](const StoredTensor& t) { return t.name.starts_with(MOMENTUM_PREFIX); });
     if (saved_by_muon != list.has(Role::muon))
-        fail(Exit::checkpoint, file.where(), ": has the moments of --optimizer ", saved_by_muon ? "muon" : "adamw", "; resume with that, or "
-             "start from the folder's weights with --model and another --out");
+        fail(Exit::checkpoint, file.where(), ": has the moments of --optimizer ", saved_by_muon ? "muon" : "adamw",
+             "; resume with that, or start from the folder's weights with --model and another --out");
 }
 
 TrainerState load_state(const fs::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq) {

@@ -205,8 +205,8 @@ private:
 inline void matmul_setup() { Matmuls::of_process(); }
 
 /// Precondition: every address is a multiple of MATMUL_ALIGNMENT bytes (Exit::rank); for speed, rows should be too (sizes multiples
-/// of 8). c (M, N) = beta added + alpha op(a) op(b) + bias, row-major and packed: op(a) is (M, K), op(b) is (K, N); bias (N) and added (M, N)
-/// may be null; added may be c itself. Sums in float32, rounded once.
+/// of 8). c (M, N) = beta added + alpha op(a) op(b) + bias, row-major and packed: op(a) is (M, K), op(b) is (K, N); bias (N) and
+/// added (M, N) may be null; added may be c itself. Sums in float32, rounded once.
 template <class X, class Y>
 void matmul(GPU device, Y* c, Transpose ta, const X* a, Transpose tb, const X* b, const Y* bias, const Y* added, int M, int N,
             int K, float alpha = 1, float beta = 1) {

@@ -55,7 +55,8 @@ template <class X>
 void product(CPU, X* c, Transpose ta, const X* a, Transpose tb, const X* b, const X* added, int M, int N, int K, float alpha = 1,
              float beta = 0) {
     if (added) std::copy(added, added + size_t(M) * N, c);
-    gemm(ta, tb, M, N, K, X(alpha), a, size_t(ta == Transpose::yes ? M : K), b, size_t(tb == Transpose::yes ? K : N), X(beta), c, size_t(N));
+    const size_t row_of_a = size_t(ta == Transpose::yes ? M : K), row_of_b = size_t(tb == Transpose::yes ? K : N);
+    gemm(ta, tb, M, N, K, X(alpha), a, row_of_a, b, row_of_b, X(beta), c, size_t(N));
 }
 
 #ifdef WITH_GPU

@@ -36,7 +36,7 @@ void print_training(const Run<Device, X>& run, int threads) {
          {"precision", GPT<Device, X>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
          {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
          {"learning rate", described(data.schedule)},
-         {"optimiser", o.optimizer == "muon" ? text("Muon for the layers' matrices (momentum %g), AdamW for the rest", muon::MOMENTUM) : "AdamW"},
+         {"optimiser", o.optimizer == "muon" ? "Muon for the layers' matrices, AdamW for the rest" : "AdamW"},
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
          {"gradient clip", text("%g", a.grad_clip)},
          {"seed", std::to_string(o.seed)},

@@ -151,8 +151,8 @@ public:
         return mine;
     }
 
-    /// On rank 0, when the files of a checkpoint have been written from these flat buffers in host memory, and have no name yet: Exit::rank,
-    /// naming the tensor, unless their sums are still those of sums_to_save().
+    /// On rank 0, when the files of a checkpoint have been written from these flat buffers in host memory, and have no name yet:
+    /// Exit::rank, naming the tensor, unless their sums are still those of sums_to_save().
     void require_saved(const std::vector<uint64_t>& sums, const float* weights, const float* m, const float* v) const {
         const Checksums<CPU> on_host(CPU{}, whole_.pieces);
         std::vector<uint64_t> now(sums.size());
