@@ -141,7 +141,7 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
         if (const auto& reader = this->reader)
             plan.push_back({"blocks of keys", omp_get_max_threads() * reader->bytes(gpt.net.config, gpt.T, reader->how())});
         const size_t second = gpt.net.tensors.has(Role::muon) ? stored_size(gpt.second_moments()) : 0;   // GatheredWeights::spread()
-        add_overheads(device, plan, sizeof(float) * (gpt.sharded() ? 2 * gpt.shards.size() : second), ranks.launched());
+        add_overheads(device, plan, sizeof(float) * ((gpt.sharded() ? 2 * gpt.shards.size() : 0) + second), ranks.launched());
         return plan;
     }
 
@@ -249,8 +249,8 @@ std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
 }
 
 /// Every rank must call it. The order of sums depends on threads, processors and libraries. If ranks differ in these, their gradients
-/// differ by rounding, and comparing gradients cannot detect a faulty rank; a note is printed. Exit::usage if all ranks would take the
-/// products of Muon for themselves (without ZeRO-1).
+/// differ by rounding, and comparing gradients cannot detect a faulty rank; a note is printed. Exit::usage for Muon without ZeRO-1, whose
+/// products every rank computes for itself.
 template <class Device, class X>
 void find_unlike_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
