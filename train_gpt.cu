@@ -64,7 +64,20 @@ void sum_totals(Run<Device, X>& run) {
     gpt_norm_of_shards(run.device, gpt);
 }
 
-/// Takes optimiser step `step`: gradients of all micro-steps and ranks, averaged over the step's `targets`, and AdamW. In the last
+/// With ZeRO-1: completes the update, of which each rank has made its own parts, on every rank. Muon moves whole matrices, so their updates
+/// are gathered first.
+template <class Device, class X>
+void gather_update(Run<Device, X>& run, int64_t step, const AdamW& adamw) {
+    auto& gpt = run.gpt;
+    if (!gpt.sharded()) return;
+    if (gpt.net.tensors.has(Role::muon)) {
+        run.collectives->all_gather(run.device, gpt.gradients, gpt.shards);
+        gpt_update_matrices(run.device, gpt, adamw, step);
+    }
+    run.collectives->all_gather(run.device, gpt.weights, gpt.shards);
+}
+
+/// Takes optimiser step `step`: gradients of all micro-steps and ranks, averaged over the step's `targets`, and an update. In the last
 /// micro-step, gradients are summed over the ranks as soon as they are final. Returns false, with weights unchanged, if a signal has
 /// requested a stop between two micro-steps.
 template <class Device, class X>
@@ -91,7 +104,7 @@ bool train_step(Run<Device, X>& run, Loader& loader, int64_t step, double target
     sum_totals(run);
     if (run.replicas) run.replicas->require_unchanged(device, run.ranks, step);
     gpt_update(device, gpt, adamw, step);
-    if (gpt.sharded()) run.collectives->all_gather(device, gpt.weights, gpt.shards);
+    gather_update(run, step, adamw);
     if (run.replicas) run.replicas->remember_update(device);
     return true;
 }

@@ -209,9 +209,16 @@ bool gpt_gradient_is_finite(Device device, GPT<Device, X>& gpt, const Slot& tens
 }
 
 template <class Device, class X>
+void gpt_update_matrices(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step) {
+    muon_update(device, gpt.weights, gpt.master, gpt.gradients, gpt.muon, gpt.totals, options, step);
+}
+
+template <class Device, class X>
 void gpt_update(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step) {
     adamw_update(device, gpt.weights, gpt.master, gpt.m, gpt.v, gpt.gradients, gpt.ranges, gpt.range_count, gpt.totals, options,
                  step);
+    muon_momentum(device, gpt.m, gpt.gradients, gpt.muon, gpt.totals, options);
+    if (!gpt.sharded()) gpt_update_matrices(device, gpt, options, step);
     if (!gpt.sigma.count) return;
     sigma_advance(device, gpt.master, gpt.sigma, gpt.totals);
     gpt_weights_loaded(device, gpt);
@@ -259,6 +266,7 @@ void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targ
     template void gpt_norm_of_shards(Device, GPT<Device, X>&);                                                          \
     template bool gpt_gradient_is_finite(Device, GPT<Device, X>&, const Slot&);                                         \
     template void gpt_update(Device, GPT<Device, X>&, const AdamW&, int64_t);                                           \
+    template void gpt_update_matrices(Device, GPT<Device, X>&, const AdamW&, int64_t);                                  \
     template StepTotals read_totals(Device, const GPT<Device, X>&);                                                   \
     template const X* gpt_logits(Device, GPT<Device, X>&, int, int);                                                    \
     template void gpt_gather_rows(Device, GPT<Device, X>&, const int32_t*, int);                                        \

@@ -2,7 +2,7 @@
 //   gpt_forward    tokens -> normed final activations
 //   gpt_loss       normed final activations -> summed cross-entropy and its gradient
 //   gpt_backward   gradient of the loss -> gradients of all tensors
-//   gpt_update     AdamW
+//   gpt_update     AdamW, and Muon for the layers' matrices if it is chosen
 // The passes never block on the device: the step's results stay in gpt.totals, in device memory.
 // Weights and activations have type X. Sums, statistics, weight gradients and moments have type W = Wide<X>. gpt.cu has the passes
 // and gpt_memory.cu the memory layout, each compiled once per device for all its types.
@@ -15,6 +15,7 @@
 #include "model/device/memory.cuh"
 #include "model/operations/adamw.cuh"
 #include "model/operations/matrix.h"
+#include "model/operations/muon.cuh"
 #include "model/operations/qk_rope.cuh"
 #include "model/operations/sigma_reparam.cuh"
 #include "model/qwen.h"
@@ -81,8 +82,9 @@ struct GPT {
     X* weights = nullptr;                            // (shards.size())
     StoredBf16* bf16_matrices = nullptr;             // (net.tensors.bf16_size()), for inference on the CPU: see matrix()
     W* gradients = nullptr;                          // (shards.size())
-    W *m = nullptr, *v = nullptr;                    // (shards.owned()) AdamW's moments
-    W* master = nullptr;                             // fp32 weights of AdamW: (shards.owned()) if X is rounded, else (shards.size())
+    W* m = nullptr;                                  // (shards.owned()) first moments of AdamW, and Muon's momentum
+    W* v = nullptr;                                  // second moments of AdamW, in the places of second_moments()
+    W* master = nullptr;                             // fp32 weights: (shards.owned()) if X is rounded, else (shards.size())
     StepTotals* totals;                              // sums over the step, in device memory
     double* shard_squares;                           // (shards.count()) each shard's part of the squared norm; null if unsharded
     UpdateRange* ranges;                             // (range_count) elements that the update changes
@@ -101,11 +103,13 @@ struct GPT {
     std::vector<LayerActivations<X>> layers;         // all in the same memory unless kept for a backward pass
     Scratch<X> scratch;
     Sigma<W> sigma;                                  // empty unless the linear layers are reparametrised
+    Muon<X> muon;                                    // no matrices unless Muon trains those of the layers
 
     Arena<Device> weight_memory, gradient_memory, moment_memory, activation_memory, scratch_memory;
 
     GPT(const Variants& variants, const Config& config, int B, int T, Mode mode, Recompute recompute = Recompute::nothing,
-        int shard = 0, int shards = 1, size_t bucket = Shards::BUCKET, Stored matrices = Stored::as_computed);
+        int shard = 0, int shards = 1, size_t bucket = Shards::BUCKET, Stored matrices = Stored::as_computed,
+        Optimizer optimizer = Optimizer::adamw);
 
     /// A model for inference with matrices of the given storage type. Stored::as_bf16 is for the CPU only.
     GPT(const Variants& variants, const Config& config, int B, int T, Stored matrices)
@@ -115,9 +119,10 @@ struct GPT {
     std::vector<MemoryUse> memory_plan() const;
     void allocate(Device device);
 
-    /// Whether AdamW updates `master` and `weights` is a rounded or reparametrised copy of it.
+    /// Whether the optimiser updates `master` and `weights` is a rounded or reparametrised copy of it.
     bool keeps_master() const { return mode == Mode::training && (rounds || !net.sigma.empty()); }
     bool sharded() const { return shards.count() > 1; }
+    std::vector<HeldSpan> second_moments() const { return second_moment_spans(net.tensors, shards); }
     int logit_rows() const { return std::clamp(LOGITS<Device> / net.config.V / 128 * 128, 128, std::max(128, B * T)); }
     const LayerPasses<Device, X>& attention(int l) const { return passes_of<Device, X>(*net.layers[l].attention); }
     /// A matrix of the embedding or of a linear layer, in its storage type.
@@ -140,12 +145,16 @@ struct GPT {
 
 private:
     LayerShape shape() const { return {B, T, net.config.C, net.config.NH, net.config.NKV, net.config.HS}; }
-    std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, shards, 1 << 14); }
+    std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, shards, LONGEST_RANGE); }
+    std::vector<UpdateRange> owned_muon_ranges() const { return muon_ranges(net.tensors, shards, LONGEST_RANGE); }
     void lay_out();
     void lay_out_activations();
     void lay_out_attention(int l);
     void lay_out_sigma();
+    void lay_out_muon();
     void lay_out_scratch();
+
+    static constexpr size_t LONGEST_RANGE = size_t(1) << 14;   // elements of an update that one block or thread takes at a time
 };
 
 /// The inputs of layer l's attention for B sequences of T tokens.
@@ -223,9 +232,13 @@ template <class Device, class X>
 bool gpt_gradient_is_finite(Device device, GPT<Device, X>& gpt, const Slot& tensor);
 
 /// Precondition: gpt.totals complete, norm included.
-/// Takes one AdamW step on all tensors, or on this rank's shard; `step` counts from 1. Does nothing if a total is not finite.
+/// Takes one step of the optimiser on all tensors, or on this rank's shard; `step` counts from 1. Does nothing if a total is not finite.
+/// A sharded model with Muon's matrices needs two calls: gpt_update() leaves their updates in gpt.gradients, and after an all-gather of
+/// these gpt_update_matrices() moves them.
 template <class Device, class X>
 void gpt_update(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step);
+template <class Device, class X>
+void gpt_update_matrices(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step);
 
 /// Copies gpt.totals to the host. Blocks on the device.
 template <class Device, class X>

@@ -5,8 +5,8 @@
 
 template <class Device, class X>
 GPT<Device, X>::GPT(const Variants& variants, const Config& config, int B_, int T_, Mode mode_, Recompute recompute_, int shard,
-                    int count, size_t bucket, Stored matrices)
-    : net(variants, config, matrices),
+                    int count, size_t bucket, Stored matrices, Optimizer optimizer)
+    : net(variants, config, matrices, optimizer),
       B(B_),
       T(T_),
       mode(mode_),
@@ -19,9 +19,10 @@ GPT<Device, X>::GPT(const Variants& variants, const Config& config, int B_, int 
 
 template <class Device, class X>
 std::vector<MemoryUse> GPT<Device, X>::memory_plan() const {
+    const std::string master = keeps_master() ? "master weights and " : "", muon = net.tensors.has(Role::muon) ? "Muon and " : "";
     return {{"weights", weight_memory.bytes()},
             {"gradients", gradient_memory.bytes()},
-            {keeps_master() ? "master weights and moments of AdamW" : "moments of AdamW", moment_memory.bytes()},
+            {master + "moments of " + muon + "AdamW", moment_memory.bytes()},
             {"activations", activation_memory.bytes()},
             {"scratch", scratch_memory.bytes()},
             {"keys that attention works on", kernel_memory<X>(Device{}, T, net.config.HS,
@@ -43,7 +44,8 @@ void GPT<Device, X>::allocate(Device device) {
     to_device(device, spans, norm_spans(net.tensors, shards).data(), size_t(span_count));
     fill(device, gradients, shards.size(), W{});   // padding stays zero: norms and sums over ranks run over it
     fill(device, m, shards.owned(), W{});
-    fill(device, v, shards.owned(), W{});
+    fill(device, v, stored_size(second_moments()), W{});
+    if (muon.range_count) to_device(device, muon.ranges, owned_muon_ranges().data(), size_t(muon.range_count));
 }
 
 template <class Device, class X>
@@ -56,7 +58,7 @@ void GPT<Device, X>::lay_out() {
         if (keeps_master()) master = moment_memory.template take<W>(owned);
         else if constexpr (!rounds) master = weights;
         m = moment_memory.template take<W>(owned);
-        v = moment_memory.template take<W>(owned);
+        v = moment_memory.template take<W>(stored_size(second_moments()));
     }
     lay_out_activations();
     lay_out_scratch();
@@ -129,6 +131,24 @@ void GPT<Device, X>::lay_out_sigma() {
     sigma.v = take(rows), sigma.row_sums = take(rows), sigma.next_u = take(columns), sigma.norm = take(sigma.count);
 }
 
+/// Nothing but the ranges lives beyond the update, in which all other scratch memory is free.
+template <class Device, class X>
+void GPT<Device, X>::lay_out_muon() {
+    const std::vector<UpdateRange> owned = owned_muon_ranges();
+    muon.matrices = muon_matrices(net.tensors, owned), muon.range_count = int(owned.size());
+    size_t largest = 0, longest_side = 0;
+    for (const MuonMatrix& matrix : muon.matrices) {
+        largest = std::max(largest, size_t(matrix.OUT) * size_t(matrix.IN));
+        longest_side = std::max(longest_side, size_t(std::min(matrix.OUT, matrix.IN)));
+    }
+    const size_t at_once = std::min(muon.matrices.size(), std::is_same_v<Device, CPU> ? size_t(omp_get_max_threads()) : 1);
+    auto take = [this](size_t count) { return scratch_memory.template take<X>(count); };
+    const size_t gram = longest_side * longest_side;
+    muon.workspaces.clear();
+    for (size_t n = 0; n < at_once; n++)
+        muon.workspaces.push_back({take(largest), take(largest), take(gram), take(gram), scratch_memory.template take<double>(1)});
+}
+
 template <class Device, class X>
 void GPT<Device, X>::lay_out_scratch() {
     const Config& c = net.config;
@@ -149,7 +169,11 @@ void GPT<Device, X>::lay_out_scratch() {
     range_count = int(owned_ranges().size()), span_count = int(norm_spans(net.tensors, shards).size());
     ranges = scratch_memory.template take<UpdateRange>(range_count);
     spans = scratch_memory.template take<NormSpan>(span_count);
+    muon.ranges = scratch_memory.template take<UpdateRange>(owned_muon_ranges().size());
     shard_squares = sharded() ? scratch_memory.template take<double>(shards.count()) : nullptr;
+    const size_t of_passes = scratch_memory.used();
+    lay_out_muon();
+    scratch_memory.rewind(of_passes);
     s.dresidual = take(BT * c.C), s.dnormed = take(BT * c.C);
     const size_t shared = scratch_memory.used();
     s.dactivated = take(BT * c.F), s.dgate_up = take(BT * 2 * c.F);

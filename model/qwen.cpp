@@ -13,7 +13,8 @@ Slot joined(std::initializer_list<Slot> parts) {
 
 }   // namespace
 
-Qwen::Qwen(const Variants& variants, const Config& c, Stored matrices) : variant(variants.own), config(c), tensors(matrices) {
+Qwen::Qwen(const Variants& variants, const Config& c, Stored matrices, Optimizer optimizer)
+    : variant(variants.own), config(c), tensors(matrices, optimizer) {
     complete_layers(config, variants);
     pattern = pattern_of(config, variants);
     const auto matrix = normal(config.init_std);
@@ -56,9 +57,9 @@ Layer Qwen::layer(const Variants& variants, int l) {
     tensors.align();
     s.input_norm = tensors.add(prefix + "input_layernorm.weight", {C}, ones(), Decay::no);
     tensors.align();
-    s.qkv = joined({tensors.add_matrix(attn + "q_proj.weight", {Q, C}, matrix),
-                    tensors.add_matrix(attn + "k_proj.weight", {KV, C}, matrix),
-                    tensors.add_matrix(attn + "v_proj.weight", {KV, C}, matrix)});
+    s.qkv = joined({tensors.add_hidden_matrix(attn + "q_proj.weight", {Q, C}, matrix),
+                    tensors.add_hidden_matrix(attn + "k_proj.weight", {KV, C}, matrix),
+                    tensors.add_hidden_matrix(attn + "v_proj.weight", {KV, C}, matrix)});
     tensors.align();
     if (config.qkv_bias)
         s.qkv_bias = joined({tensors.add(attn + "q_proj.bias", {Q}, zeros(), Decay::no),
@@ -73,13 +74,13 @@ Layer Qwen::layer(const Variants& variants, int l) {
     tensors.add_mechanism([&] { s.attention->declare(tensors, attn); });
     s.own.size = tensors.size() - s.own.offset;
     tensors.align();
-    s.o_proj = tensors.add_matrix(attn + "o_proj.weight", {C, Q}, matrix);
+    s.o_proj = tensors.add_hidden_matrix(attn + "o_proj.weight", {C, Q}, matrix);
     s.post_attention_norm = tensors.add(prefix + "post_attention_layernorm.weight", {C}, ones(), Decay::no);
     tensors.align();
-    s.gate_up = joined({tensors.add_matrix(mlp + "gate_proj.weight", {F, C}, matrix),
-                        tensors.add_matrix(mlp + "up_proj.weight", {F, C}, matrix)});
+    s.gate_up = joined({tensors.add_hidden_matrix(mlp + "gate_proj.weight", {F, C}, matrix),
+                        tensors.add_hidden_matrix(mlp + "up_proj.weight", {F, C}, matrix)});
     tensors.align();
-    s.down_proj = tensors.add_matrix(mlp + "down_proj.weight", {C, F}, matrix);
+    s.down_proj = tensors.add_hidden_matrix(mlp + "down_proj.weight", {C, F}, matrix);
     if (config.setting("sigma_reparam") == 0) return s;
     tensors.align();
     tensors.add_mechanism([&] {

@@ -44,7 +44,7 @@ struct Qwen {
     std::string pattern;   // the attention of the layers in the form of --layers: "sinks:3,causal"
 
     /// Fills in defaults of settings (complete_layers()) and lists every tensor. Exit::usage if a setting is out of range.
-    Qwen(const Variants& variants, const Config& config, Stored matrices = Stored::as_computed);
+    Qwen(const Variants& variants, const Config& config, Stored matrices = Stored::as_computed, Optimizer optimizer = Optimizer::adamw);
 
     /// Parameters that each token is multiplied with: all but an untied embedding, which is a lookup.
     double matmul_parameters() const { return double(tensors.parameters()) - (config.tied ? 0.0 : double(config.V) * config.C); }

@@ -44,6 +44,10 @@ Slot TensorList::add_matrix(const std::string& name, const std::vector<int64_t>&
     return add({name, shape, init, Role::decays, 0, {}, matrices_});
 }
 
+Slot TensorList::add_hidden_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init) {
+    return add({name, shape, init, hidden_, 0, {}, matrices_});
+}
+
 Slot TensorList::add_statistic(const std::string& name, const std::vector<int64_t>& shape, Init init, double rate) {
     if (!(rate > 0)) fail(Exit::usage, "the statistic ", name, " has a rate of ", rate, "; it must be above 0");
     return add({name, shape, init, Role::statistic, rate, {}});
@@ -87,6 +91,10 @@ size_t TensorList::trained() const {
     return count;
 }
 
+bool TensorList::has(Role role) const {
+    return std::any_of(begin(), end(), [role](const Tensor& tensor) { return tensor.role == role; });
+}
+
 const Tensor* TensorList::find(const std::string& name) const {
     const auto entry = by_name_.find(name);
     return entry == by_name_.end() ? nullptr : &tensors_[entry->second];
@@ -100,17 +108,69 @@ Shards::Shards(size_t n, int shard, int count, size_t bucket) : shard_(shard), c
     size_ = rounded_up(n, unit), bucket_ = rounded_up(bucket, unit);
 }
 
-std::vector<UpdateRange> update_ranges(const TensorList& list, const Shards& shards, size_t longest) {
-    std::vector<UpdateRange> ranges;
-    for (size_t k = 0; k < shards.buckets(); k++)
+std::vector<HeldSpan> owned_spans(const Shards& shards) {
+    std::vector<HeldSpan> spans;
+    for (size_t k = 0; k < shards.buckets(); k++) spans.push_back({shards.own(k).begin, shards.own(k).end, shards.held(k)});
+    return spans;
+}
+
+std::vector<HeldSpan> second_moment_spans(const TensorList& list, const Shards& shards) {
+    std::vector<HeldSpan> spans;
+    const auto append = [&](size_t begin, size_t end) {
+        if (begin >= end) return;
+        const size_t held = stored_size(spans);
+        spans.push_back({begin, end, held + (begin - held) % 16});
+    };
+    for (const HeldSpan& owned : owned_spans(shards)) {
+        size_t begin = owned.begin;
         for (const Tensor& t : list) {
-            if (t.role == Role::frozen || t.role == Role::state) continue;
-            const Span own = shards.own(k);
+            const size_t last = t.slot.offset + t.slot.size;
+            if (t.role != Role::muon || last <= begin || t.slot.offset >= owned.end) continue;
+            append(begin, t.slot.offset);
+            begin = last;
+        }
+        append(begin, owned.end);
+    }
+    return spans;
+}
+
+/// The ranges of tensors with one of `roles`, in flat order.
+static std::vector<UpdateRange> ranges_of(std::initializer_list<Role> roles, const TensorList& list, const Shards& shards, size_t longest) {
+    std::vector<UpdateRange> ranges;
+    for (const HeldSpan& own : owned_spans(shards))
+        for (const Tensor& t : list) {
+            if (std::find(roles.begin(), roles.end(), t.role) == roles.end()) continue;
             const size_t last = std::min(t.slot.offset + t.slot.size, own.end);
             for (size_t at = std::max(t.slot.offset, own.begin); at < last; at += longest)
-                ranges.push_back({at, std::min(at + longest, last), t.role, t.rate, shards.held(k) + at - own.begin});
+                ranges.push_back({at, std::min(at + longest, last), t.role, t.rate, own.held + at - own.begin});
         }
     return ranges;
+}
+
+std::vector<UpdateRange> update_ranges(const TensorList& list, const Shards& shards, size_t longest) {
+    std::vector<UpdateRange> ranges = ranges_of({Role::decays, Role::plain, Role::statistic}, list, shards, longest);
+    const std::vector<HeldSpan> spans = second_moment_spans(list, shards);
+    auto span = spans.begin();
+    for (UpdateRange& range : ranges) {
+        while (range.begin >= span->end) ++span;
+        range.second = span->held + range.begin - span->begin;
+    }
+    return ranges;
+}
+
+std::vector<UpdateRange> muon_ranges(const TensorList& list, const Shards& shards, size_t longest) {
+    return ranges_of({Role::muon}, list, shards, longest);
+}
+
+std::vector<MuonMatrix> muon_matrices(const TensorList& list, const std::vector<UpdateRange>& ranges) {
+    std::vector<MuonMatrix> matrices;
+    int next = 0;
+    for (const Tensor& t : list) {
+        const int first = next;
+        while (next < int(ranges.size()) && ranges[size_t(next)].begin - t.slot.offset < t.slot.size) next++;
+        if (next > first) matrices.push_back({t.slot.offset, int(t.shape[0]), int(t.shape[1]), first, next - first});
+    }
+    return matrices;
 }
 
 /// The spans of an unsharded model.

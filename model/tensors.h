@@ -1,5 +1,5 @@
-// The one list of named tensors. It lays out weights, gradients and both moments, each a flat buffer of list.size() elements;
-// initialisation, AdamW, checkpoints, the gradient check and the printed table all iterate over it.
+// The one list of named tensors. It lays out weights, gradients and moments, each a flat buffer of list.size() elements;
+// initialisation, the optimiser, checkpoints, the gradient check and the printed table all iterate over it.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -38,8 +38,12 @@ inline Init listed(const std::vector<double>& values) { return {0, 0, values}; }
 
 enum class Decay : bool { no, yes };   // AdamW's weight decay: matrices only
 
-/// The update rule of a tensor. Only the first two count in the gradient norm.
+/// The optimiser of the layers' matrices. All other tensors are AdamW's.
+enum class Optimizer { adamw, muon };
+
+/// The update rule of a tensor. Only the first three count in the gradient norm.
 enum class Role {
+    muon,        // Muon with weight decay (model/operations/muon.cuh)
     decays,      // AdamW with weight decay
     plain,       // AdamW without weight decay
     statistic,   // by the data: w -= rate g, independent of the learning rate, never clipped
@@ -59,13 +63,14 @@ struct Tensor {
 
     /// Whether its part of the gradient buffer is the derivative of the loss. A statistic keeps its update there, a state nothing.
     bool has_gradient() const { return role != Role::statistic && role != Role::state; }
-    bool trained() const { return role == Role::decays || role == Role::plain; }
+    bool trained() const { return role == Role::muon || role == Role::decays || role == Role::plain; }
 };
 
 class TensorList {
 public:
-    /// `matrices` is the storage type of add_matrix().
-    explicit TensorList(Stored matrices = Stored::as_computed) : matrices_(matrices) {}
+    /// `matrices` is the storage type of add_matrix() and add_hidden_matrix(), `optimizer` trains the latter.
+    explicit TensorList(Stored matrices = Stored::as_computed, Optimizer optimizer = Optimizer::adamw)
+        : matrices_(matrices), hidden_(optimizer == Optimizer::muon ? Role::muon : Role::decays) {}
 
     /// Appends a tensor directly after the previous one, so that consecutive tensors can be read as one matrix (q, k, v).
     /// Exit::usage if the name is taken or the size overflows.
@@ -74,6 +79,9 @@ public:
     /// The same for a matrix of the embedding or of a linear layer, which only products and look-ups read. Matrices stored as bf16 have a
     /// buffer of their own, each directly after the previous one.
     Slot add_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init);
+
+    /// The same for a linear layer between two hidden states: neither the embedding nor the head.
+    Slot add_hidden_matrix(const std::string& name, const std::vector<int64_t>& shape, Init init);
 
     /// Precondition: rate > 0 (Exit::usage).
     /// The same for a tensor that tracks the data instead of the loss (a running quantile, a centroid): every step adds -rate g,
@@ -94,11 +102,12 @@ public:
     void align() { size_ = (size_ + 15) / 16 * 16, bf16_size_ = (bf16_size_ + 31) / 32 * 32; }
 
     const Tensor* find(const std::string& name) const;   // null if there is none
+    bool has(Role role) const;                           // of any tensor
     Stored matrices() const { return matrices_; }
     size_t size() const { return size_; }                // length of a flat buffer, padding included
     size_t bf16_size() const { return bf16_size_; }      // length of the buffer of matrices stored as bf16
     size_t parameters() const { return parameters_; }    // elements of all tensors, padding excluded
-    size_t trained() const;                              // elements that AdamW trains
+    size_t trained() const;                              // elements that an optimiser trains
     auto begin() const { return tensors_.begin(); }
     auto end() const { return tensors_.end(); }
     size_t count() const { return tensors_.size(); }
@@ -109,6 +118,7 @@ private:
     std::deque<Tensor> tensors_;
     std::unordered_map<std::string, size_t> by_name_;
     Stored matrices_;
+    Role hidden_;
     bool in_mechanism_ = false;
     size_t size_ = 0, bf16_size_ = 0;
     size_t parameters_ = 0;
@@ -153,24 +163,55 @@ private:
     size_t size_, bucket_;
 };
 
-/// Elements [begin, end) of the flat buffers, all in one tensor that AdamW trains or that is a statistic, and in one part.
+/// Elements [begin, end) of the flat buffers. A shard's storage has them from offset `held` on.
+struct HeldSpan {
+    size_t begin, end, held;
+};
+
+/// The storage of first moments and of master weights: all that the shard owns, in flat order.
+std::vector<HeldSpan> owned_spans(const Shards& shards);
+
+/// The storage of second moments, which Muon's matrices lack: the rest in as few spans as possible, each with `held` equal to `begin`
+/// modulo 16.
+std::vector<HeldSpan> second_moment_spans(const TensorList& list, const Shards& shards);
+
+/// Length of a storage in elements.
+inline size_t stored_size(const std::vector<HeldSpan>& spans) {
+    return spans.empty() ? 0 : spans.back().held + spans.back().end - spans.back().begin;
+}
+
+/// Elements [begin, end) of the flat buffers, all in one tensor that is updated, and in one part.
 struct UpdateRange {
     size_t begin, end;
     Role role;
-    double rate = 0;       // of a statistic
-    size_t held = begin;   // offset of element `begin` within the shard's storage
+    double rate = 0;         // of a statistic
+    size_t held = begin;     // offset of element `begin` within the shard's storage
+    size_t second = held;    // the same in the storage of second moments, which Muon's matrices lack
 };
 
-/// The elements that the shard updates, in ranges of at most `longest` elements.
+/// The elements that the shard updates by AdamW or as statistics, in ranges of at most `longest` elements.
 std::vector<UpdateRange> update_ranges(const TensorList& list, const Shards& shards, size_t longest);
+
+/// The same for Muon's matrices, in flat order.
+std::vector<UpdateRange> muon_ranges(const TensorList& list, const Shards& shards, size_t longest);
+
+/// A matrix (OUT, IN) of Muon's at `offset` of the flat buffers, of which the shard owns ranges [first, first + count) of muon_ranges().
+struct MuonMatrix {
+    size_t offset;
+    int OUT, IN;
+    int first, count;
+};
+
+/// Muon's matrices of which the shard owns a part.
+std::vector<MuonMatrix> muon_matrices(const TensorList& list, const std::vector<UpdateRange>& ranges);
 
 /// Elements [begin, end) of the flat buffers that count in the gradient norm.
 struct NormSpan {
     size_t begin, end;
-    double weight;   // 1 if AdamW trains them; 0 for statistics, which count only if they are not finite: 0 x NaN is NaN
+    double weight;   // 1 if an optimiser trains them; 0 for statistics, which count only if they are not finite: 0 x NaN is NaN
 };
 
-/// The shard's elements in the global norm, in as few spans as possible: one per bucket if AdamW trains every tensor. Spans may include
+/// The shard's elements in the global norm, in as few spans as possible: one per bucket if every tensor is trained. Spans may include
 /// padding, which is zero.
 std::vector<NormSpan> norm_spans(const TensorList& list, const Shards& shards);
 

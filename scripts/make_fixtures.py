@@ -34,6 +34,7 @@ from fixture_forms import FORMS
 
 STEPS, WARMUP, LR, MIN_LR_FRAC = 20, 5, 3e-3, 0.1
 WEIGHT_DECAY, BETA1, BETA2, ADAM_EPS, GRAD_CLIP = 0.1, 0.9, 0.95, 1e-8, 1.0
+MOMENTUM, MUON_SHAPES, MUON_STEPS = 0.95, {'tall': (9, 4), 'wide': (3, 7), 'square': (5, 5)}, 4
 SMALLEST_MARGIN = 1e-4    # of a choice: some hundred times what float32 makes of scores
 
 
@@ -234,14 +235,59 @@ def write_fixture(name, form, folder):
     print(summary, flush=True)
 
 
+# ---------------------------------------------------------------------------------------------------------------------------
+# Muon
+
+def orthogonalised(u):
+    """The Newton-Schulz iterations of torch.optim.Muon in the type of u, (OUT, IN); torch's own round to bfloat16."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = (u.T if u.shape[0] > u.shape[1] else u) / u.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if u.shape[0] > u.shape[1] else x
+
+
+def write_muon(folder):
+    """Steps of Muon in float64 on matrices of several shapes, and the check of their formula against torch.optim.Muon."""
+    generator = torch.Generator().manual_seed(1)
+    matrices, worst = {}, 0.0
+    for name, (rows, columns) in MUON_SHAPES.items():
+        w, *gradients = torch.randn(1 + MUON_STEPS, rows, columns, generator=generator, dtype=torch.float64)
+        theirs = torch.nn.Parameter(w.float())
+        optimizer = torch.optim.Muon([theirs], lr=LR, weight_decay=WEIGHT_DECAY, momentum=MOMENTUM, adjust_lr_fn='match_rms_adamw')
+        steps, m, start = [], torch.zeros_like(w), w
+        for g in gradients:
+            before, theirs_before = w, theirs.detach().double()
+            m = MOMENTUM * m + (1 - MOMENTUM) * g
+            x = orthogonalised(MOMENTUM * m + (1 - MOMENTUM) * g)
+            w = w * (1 - LR * WEIGHT_DECAY) - LR * 0.2 * max(rows, columns) ** 0.5 * x
+            theirs.grad = g.float()
+            optimizer.step()
+            step = w - before
+            worst = max(worst, ((theirs.detach().double() - theirs_before - step).norm() / step.norm()).item())
+            steps.append({'gradient': g.flatten().tolist(), 'momentum': m.flatten().tolist(), 'weights': w.flatten().tolist()})
+        matrices[name] = {'shape': [rows, columns], 'start': start.flatten().tolist(), 'steps': steps}
+    if not worst < 0.05:
+        sys.exit(f'{folder}: a step differs from torch.optim.Muon by {worst} of its length, more than bfloat16 explains')
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {'versions': {'torch': torch.__version__}, 'lr': LR, 'weight_decay': WEIGHT_DECAY, 'difference_from_torch': worst,
+              'matrices': matrices}
+    (folder / 'fixture.json').write_text(json.dumps(record) + '\n')
+    print(f'{folder.name}: a step differs from torch.optim.Muon in bfloat16 by at most {worst:.1e} of its length', flush=True)
+
+
 def main():
     transformers.utils.logging.disable_progress_bar()
     parser = argparse.ArgumentParser(description='writes the reference fixtures of the whole-model tests')
     parser.add_argument('--out', type=Path, default=Path('tests/fixtures'))
-    parser.add_argument('names', nargs='*', metavar='NAME', help=f'all by default: {" ".join(FORMS)}')
+    parser.add_argument('names', nargs='*', metavar='NAME', help=f'all by default: {" ".join(FORMS)} muon')
     options = parser.parse_args()
-    for name in options.names or FORMS:
-        write_fixture(name, FORMS[name], options.out / name)
+    for name in options.names or [*FORMS, 'muon']:
+        if name == 'muon':
+            write_muon(options.out / name)
+        else:
+            write_fixture(name, FORMS[name], options.out / name)
 
 
 if __name__ == '__main__':

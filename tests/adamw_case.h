@@ -44,7 +44,7 @@ struct Optimized {
         else return weights.data();
     }
     void update(const std::vector<W>& gradients, std::vector<UpdateRange> ranges, const AdamW& o, StepTotals numbers, int step) {
-        for (UpdateRange& range : ranges) range.held = range.begin - owned_from;
+        for (UpdateRange& range : ranges) range.held = range.second = range.begin - owned_from;
         On<Device, W> g(gradients);
         On<Device, UpdateRange> r(ranges);
         On<Device, StepTotals> sums({numbers});

@@ -43,6 +43,15 @@ check "a mixture's log has the rows of each source, and the loss of each" 'grep 
     grep -oE "\"rows\":[0-9]+" | tr "\n" " " | finds -x "\"rows\":72 \"rows\":24 " && grep -c "\"source_loss\"" "$work/mixed/log.jsonl" | finds -x 4'
 expect "and cannot be resumed with other weights" 2 "differs from the training data" "${causal[@]}" --out "$work/mixed" --resume --steps 16 \
     --train-data "2 $work/data/small_train_*.bin 1 $work/data/small_val_*.bin"
+train causal muon --optimizer muon
+check "Muon gives other weights, and the log names it" 'run_is muon != causal && grep -qF "\"optimizer\":\"muon\"" "$work/muon/log.jsonl"'
+cp -r "$work/muon" "$work/stopped" && rm -r "$work/stopped/step_00000012"
+train_each << 'END'
+on two threads it follows itself | causal muon2 --optimizer muon --threads 2 | 1e-5 1e-5 muon
+Muon resumes to the same weights | causal stopped --optimizer muon --resume | = muon
+END
+rm -r "$work/stopped/step_00000012"
+expect "but not with AdamW" 7 "has the moments of --optimizer muon" "${causal[@]}" --out "$work/stopped" --resume
 expect "--config takes the file that a run wrote" 0 "" ./train_causal --config "$work/causal/options.toml" --out "$work/configured"
 check "and repeats the run" 'same_weights "$work/configured" "$work/causal"'
 check "and writes it again" 'diff <(grep -v "^out=" "$work/causal/options.toml") <(grep -v "^out=" "$work/configured/options.toml")'
@@ -58,6 +67,8 @@ else
 looking at attention changes no weight on 2 ranks | asga watched @2 --batch-size 4 --monitor-every 5 | = ranks2
 ZeRO-1 on 3 ranks follows 3 ranks without | asga zero3 @3 --batch-size 2 --zero-stage 1 | 1e-5 1e-5 ranks3
 ZeRO-1 on 2 ranks gives the weights of 2 ranks without | asga zero @2 --batch-size 4 --zero-stage 1 | = ranks2
+Muon on 2 ranks follows one process | causal muon-ranks2 @2 --batch-size 4 --optimizer muon --check-ranks-every 3 | 1e-4 1e-4 muon
+and ZeRO-1 gives their weights | causal muon-zero @2 --batch-size 4 --optimizer muon --zero-stage 1 --check-ranks-every 3 | = muon-ranks2
 END
     cp -r "$work/zero" "$work/zero4"
     train asga ranks2 @2 --batch-size 4 --steps 16 --resume

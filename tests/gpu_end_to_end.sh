@@ -102,6 +102,8 @@ if emulated && has_mpi "$programs/train_asga"; then
     train_each <<< "ZeRO-1 over NCCL gives the weights that 2 ranks without it have | asga nccl-zero EMULATED_GPU_COUNT=2 $short --zero-stage 1 | = nccl"
     check "and sends three quarters as much: sums of float32 to one rank, weights of bf16 to all" \
         'awk -v with="$(sent nccl-zero)" -v without="$(sent nccl)" "BEGIN { exit !(without > 0 && with > 0.74 * without && with < 0.76 * without) }"'
+    train asga muon EMULATED_GPU_COUNT=2 $short --optimizer muon
+    train_each <<< "Muon too | asga muon-zero EMULATED_GPU_COUNT=2 $short --optimizer muon --zero-stage 1 | = muon"
     one=(env EMULATED_GPU_COUNT=2 $launch -np 1 "${asga[@]}" --batch-size 2) other=(-np 1 env EMULATED_GPU_COUNT=2)
     expect "a rank whose NCCL fails in a step" 6 "NCCL reports: unhandled cuda error" "${one[@]}" --checkpoint-every 1 --out "$work/broken" : \
         "${other[@]}" EMULATED_NCCL_FAILS_AT=9 "${asga[@]}" --batch-size 2 --checkpoint-every 1 --out "$work/broken"

@@ -34,6 +34,7 @@ another seed | 2 | all ranks of a job must have the same | | --seed 2
 other training data | 2 | the fingerprint of the training data | | --train-data $work/data/b_train_*.bin
 other validation data | 2 | the fingerprint of the validation data | --evaluate --val-data $work/data/a_val_*.bin | --evaluate --val-data $work/data/b_val_*.bin
 other threads, folders and limits | 0 | | | --threads 2 --out $work/other --watchdog-seconds 77
+other threads with Muon, whose products each rank takes for itself | 2 | give --zero-stage 1 | --optimizer muon --out $work/m | --optimizer muon --threads 2
 other threads with ZeRO-1 | 0 | note: rank 1 computes with | --zero-stage 1 --model qwen-1m --out $work/zero | --zero-stage 1 --model qwen-1m --threads 2
 END
 check "one note names what is not compared" '[ "$(grep -c "are not compared" "$work/stderr")" -eq 1 ] && [ ! -e "$work/other" ]'

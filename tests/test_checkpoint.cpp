@@ -430,6 +430,34 @@ TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {
     CHECK(contains(sentence_of([&] { load_state(path, fewer, m.data(), v.data()); }), "model.embed_tokens.weight"));
 }
 
+TEST_CASE("moments have torch's names, and are those of one optimiser", "[checkpoint]") {
+    TemporaryFolder folder;
+    TinyRun adamw, muon;
+    muon.list = TensorList(Stored::as_computed, Optimizer::muon);
+    for (const Tensor& t : adamw.list) {
+        if (t.shape.size() == 2 && t.name != "model.embed_tokens.weight") muon.list.add_hidden_matrix(t.name, t.shape, t.init);
+        else muon.list.add(t.name, t.shape, t.init, Decay::yes);
+        muon.list.align();
+    }
+    const std::string matrix = "model.layers.0.self_attn.q_proj.weight";
+    const size_t size = muon.list.size();
+    muon.weights.assign(size, 1), muon.exp_avg.assign(size, 2), muon.exp_avg_sq.assign(size, 3);
+    const fs::path by_adamw = adamw.save(folder.path(), 1), by_muon = muon.save(folder.path(), 2);
+    const SafetensorsFile file(by_muon / "optimizer.state");
+    CHECK((file.find("momentum_buffer." + matrix) && !file.find("exp_avg." + matrix) && !file.find("exp_avg_sq." + matrix)));
+    CHECK((file.find("exp_avg.model.norm.weight") && file.find("exp_avg_sq.model.norm.weight")));
+    std::vector<float> m(size, -1), v = m;
+    CHECK(load_state(by_muon, muon.list, m.data(), v.data()).step == 2);
+    const Slot slot = muon.list.find(matrix)->slot, norm = muon.list.find("model.norm.weight")->slot;
+    CHECK((m[slot.offset] == 2 && v[slot.offset] == 0 && m[norm.offset] == 2 && v[norm.offset] == 3));
+    const auto refused = [&](const fs::path& path, const TensorList& list) {
+        return sentence_of([&] { load_state(path, list, m.data(), v.data()); });
+    };
+    CHECK(contains(refused(by_muon, adamw.list), "moments of --optimizer muon; resume with that"));
+    CHECK(contains(refused(by_adamw, muon.list), "moments of --optimizer adamw; resume with that"));
+    CHECK(load_state(by_muon, adamw.list, nullptr, nullptr).step == 2);   // an evaluation reads no moments
+}
+
 TEST_CASE("tokenizer files of the model that was started from go along", "[checkpoint]") {
     TemporaryFolder folder;
     TinyRun run;

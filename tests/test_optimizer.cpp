@@ -1,9 +1,14 @@
-// AdamW, the clip of the global norm and the learning rate's schedule against their formulas.
+// AdamW, Muon, the clip of the global norm and the learning rate's schedule against their formulas.
 #include "catch.h"
 
 #include <cmath>
+#include <filesystem>
 
+#include "model/base/disk.h"
+#include "model/base/json.h"
+#include "model/base/process.h"
 #include "tests/adamw_case.h"
+#include "tests/muon_case.h"
 
 TEST_CASE("adamw: several steps follow torch's formula, with decay and clipping and without", "[optimizer]") {
     for (double decay : {0.0, 0.1})
@@ -54,6 +59,90 @@ TEST_CASE("adamw: a loss or a norm that is not finite leaves everything as it is
         CHECK(bit_difference(tested.weights.numbers(), start) == "");
         CHECK(bit_difference(tested.m.numbers(), std::vector<float>(9)) == "");
         CHECK(bit_difference(tested.v.numbers(), std::vector<float>(9)) == "");
+    }
+}
+
+namespace {
+
+/// Steps of tests/fixtures/muon on one matrix; weights and momentum after each step within `tolerance`.
+template <class X>
+void follows_torch(const nlohmann::json& fixture, const nlohmann::json& matrix, double tolerance) {
+    const auto numbers = [](const nlohmann::json& list) {
+        const auto wide = list.get<std::vector<double>>();
+        return std::vector<X>(wide.begin(), wide.end());
+    };
+    AdamW o;
+    o.lr = fixture["lr"], o.weight_decay = fixture["weight_decay"], o.grad_clip = 2;
+    MuonMatrices<X> tested({matrix["shape"].get<std::vector<int64_t>>()}, numbers(matrix["start"]));
+    int step = 0;
+    for (const auto& expected : matrix["steps"]) {
+        std::vector<X> clipped = numbers(expected["gradient"]);
+        for (X& g : clipped) g *= 4;   // which the clip makes good
+        tested.update(clipped, o, numbers_for(0.25, o), ++step);
+        INFO("step " << step);
+        CHECK(difference(tested.numbers(), expected["weights"].get<std::vector<double>>(), Tolerance{0, tolerance}) == "");
+        CHECK(difference(tested.m.numbers(), expected["momentum"].get<std::vector<double>>(), rounding<X>(step)) == "");
+    }
+    CHECK(step == 4);
+}
+
+}   // namespace
+
+TEST_CASE("muon: steps on a tall, a wide and a square matrix are torch's formula", "[optimizer]") {
+    const std::string path = program_folder() + "/../../tests/fixtures/muon/fixture.json";
+    const nlohmann::json fixture = parse_json_object(read_text(path), path);
+    for (const char* shape : {"tall", "wide", "square"}) {
+        INFO(shape);
+        follows_torch<double>(fixture, fixture["matrices"][shape], 1e-9);   // the coefficients are floats
+        follows_torch<float>(fixture, fixture["matrices"][shape], 1e-6);
+    }
+}
+
+TEST_CASE("muon: a step's size is that of AdamW's for every shape, and the singular values are near 1", "[optimizer]") {
+    AdamW o;
+    o.lr = 1e-2, o.weight_decay = 0;
+    for (const auto& [OUT, IN] : {std::pair{64, 64}, {96, 32}, {32, 160}}) {
+        const size_t n = size_t(OUT) * size_t(IN);
+        MuonMatrices<double> tested({{OUT, IN}}, std::vector<double>(n));
+        tested.update(random_numbers<double>(n, 7), o, numbers_for(1, o), 1);
+        double squares = 0;
+        for (double w : tested.numbers()) squares += w * w;
+        const double rms = std::sqrt(squares / double(n)) / o.lr;   // 0.2 if all singular values were 1
+        INFO(OUT << " x " << IN << ": " << rms);
+        CHECK((rms > 0.2 * 0.7 && rms < 0.2 * 1.2));
+    }
+}
+
+TEST_CASE("muon: same bits for any number of threads; a matrix without gradient only decays", "[optimizer]") {
+    const std::vector<std::vector<int64_t>> shapes = {{40, 24}, {24, 40}, {16, 16}, {8, 72}};
+    const size_t n = 40 * 24 * 2 + 16 * 16 + 8 * 72, last = n - 8 * 72;
+    const std::vector<float> start = random_numbers<float>(n, 1);
+    const AdamW o;
+    MuonMatrices<float> many(shapes, start), alone(shapes, start);
+    for (int step = 1; step <= 3; step++) {
+        std::vector<float> gradients = random_numbers<float>(n, 100 + step);
+        std::fill(gradients.begin() + long(last), gradients.end(), 0.0f);
+        {
+            const Threads three(3);
+            many.update(gradients, o, numbers_for(0.7, o), step);
+        }
+        const Threads one(1);
+        alone.update(gradients, o, numbers_for(0.7, o), step);
+    }
+    CHECK(bit_difference(many.numbers(), alone.numbers()) == "");
+    std::vector<double> decayed(start.begin() + long(last), start.end());
+    for (double& w : decayed) w *= std::pow(1 - o.lr * o.weight_decay, 3);
+    const std::vector<float> all = many.numbers();
+    CHECK(difference(std::vector<float>(all.begin() + long(last), all.end()), decayed, rounding<float>(3)) == "");
+}
+
+TEST_CASE("muon: a loss or a norm that is not finite leaves everything as it is", "[optimizer]") {
+    const std::vector<float> start = random_numbers<float>(15, 1);
+    for (const StepTotals& totals : {StepTotals{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}}) {
+        MuonMatrices<float> tested({{3, 5}}, start);
+        tested.update(random_numbers<float>(15, 2), {}, totals, 1);
+        CHECK(bit_difference(tested.numbers(), start) == "");
+        CHECK(bit_difference(tested.m.numbers(), std::vector<float>(15)) == "");
     }
 }
 

@@ -47,7 +47,7 @@ TEST_CASE("replicas: a flipped bit of a weight or moment that only one rank keep
     check.remember_update(CPU{});
     CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
     const Tensor& tensor = *std::next(gpt.net.tensors.begin(), 3);
-    const std::vector<Piece> own = pieces_of(gpt.net.tensors, gpt.shards).pieces;
+    const std::vector<Piece> own = pieces_of(gpt.net.tensors, owned_spans(gpt.shards)).pieces;
     for (auto& [array, at, words] : {std::tuple{gpt.weights, tensor.slot.offset + 1, "the weights of " + tensor.name},
                                      {gpt.m, own.back().begin, std::string("the first moments of ")},
                                      {gpt.v, own.front().begin, std::string("the second moments of ")}}) {
@@ -57,6 +57,32 @@ TEST_CASE("replicas: a flipped bit of a weight or moment that only one rank keep
         CHECK(sentence.find(words) != std::string::npos);
         CHECK(sentence.find("since the update of step 7") != std::string::npos);
         flip(array[at], 7);
+        CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
+    }
+}
+
+TEST_CASE("replicas: Muon's momentum is checked, and second moments in their own storage", "[ranks]") {
+    for (int shards : {1, 2}) {
+        const Variants variants(*all_variants()[0], {});
+        GPT<CPU, float> gpt(variants, config_of({}), 2, 9, Mode::training, Recompute::nothing, shards - 1, shards, 512, Stored::as_computed,
+                            Optimizer::muon);
+        gpt.allocate(CPU{});
+        const std::vector<HeldSpan> second = gpt.second_moments();
+        CHECK(stored_size(second) < gpt.shards.owned());
+        const std::vector<Piece> own = pieces_of(gpt.net.tensors, owned_spans(gpt.shards)).pieces;
+        const std::vector<Piece> rest = pieces_of(gpt.net.tensors, second).pieces;
+        ReplicaCheck<CPU, float> check(CPU{}, gpt);
+        Ranks ranks;
+        check.remember_update(CPU{});
+        if (shards == 1) check.require_equal(CPU{}, ranks, 7);   // which remembers
+        for (auto& [array, at, words] : {std::tuple{gpt.m, own[own.size() / 2].begin, "the first moments of "},
+                                         {gpt.v, rest.back().end - 1, "the second moments of model.norm.weight"}}) {
+            flip(array[at], 7);
+            const std::string sentence = complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); });
+            INFO(sentence);
+            CHECK(sentence.find(words) != std::string::npos);
+            flip(array[at], 7);
+        }
         CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
     }
 }
@@ -102,7 +128,7 @@ TEST_CASE("replicas: the pieces of all shards are every element of every tensor,
             const Shards shards(net.tensors.size(), s, count, 480);
             std::vector<float> stored;
             for (size_t k = 0; k < shards.buckets(); k++) stored.insert(stored.end(), &flat[shards.own(k).begin], &flat[shards.own(k).end]);
-            const TensorPieces own = pieces_of(net.tensors, shards);
+            const TensorPieces own = pieces_of(net.tensors, owned_spans(shards));
             for (size_t p = 0; p < own.pieces.size(); p++) elements[own.tensors[p]] += own.pieces[p].size();
             own.add_up(Checksums<CPU>(CPU{}, own.pieces).of(CPU{}, stored.data()).data(), sums.data());
         }

@@ -1,6 +1,8 @@
 // Statistics and frozen tensors: what moves them, what the norm of the gradient counts, shards.
 #include "catch.h"
 
+#include <memory>
+
 #include "model/base/error.h"
 #include "tests/watching_policy.h"
 #include "tests/whole_model.h"
@@ -188,6 +190,73 @@ TEST_CASE("statistics and frozen tensors: two shards make the whole update, bit 
         whole.update({}, 1);
         update_shards<float>({&low, &high}, {}, 1);
         CHECK(bit_difference(low.all(low.gpt.weights), whole.all(whole.gpt.weights)) == "");
+    }
+}
+
+TEST_CASE("muon: the layers' matrices are its own, and have no second moments", "[roles]") {
+    const Qwen net(named("causal"), config_of({}), Stored::as_computed, Optimizer::muon);
+    size_t of_muon = 0, count = 0;
+    for (const Tensor& t : net.tensors) {
+        INFO(t.name);
+        CHECK((t.role == Role::muon) == (t.name.ends_with("_proj.weight")));
+        if (t.role == Role::muon) of_muon += t.slot.size, count++;
+    }
+    CHECK(count == size_t(7 * net.config.L));
+    CHECK(net.tensors.trained() == net.tensors.parameters());
+    CHECK(norm_spans(net.tensors, Shards(net.tensors.size(), 0, 1)).size() == 1);
+    for (int shards : {1, 3}) {
+        std::vector<int> stored(net.tensors.size() + 1000), updates = stored;
+        size_t matrices = 0, second = 0;
+        for (int s = 0; s < shards; s++) {
+            const Shards cut(net.tensors.size(), s, shards, 480);
+            size_t end = 0;
+            for (const HeldSpan& span : second_moment_spans(net.tensors, cut)) {
+                CHECK((span.held >= end && span.held < end + 16 && span.held % 16 == span.begin % 16));
+                end = span.held + span.end - span.begin;
+                for (size_t i = span.begin; i < span.end; i++) stored[i]++;
+            }
+            second += end;
+            const std::vector<UpdateRange> ranges = muon_ranges(net.tensors, cut, 10);
+            for (const UpdateRange& range : ranges)
+                for (size_t i = range.begin; i < range.end; i++) updates[i]++;
+            for (const MuonMatrix& matrix : muon_matrices(net.tensors, ranges))
+                for (int r = matrix.first; r < matrix.first + matrix.count; r++) {
+                    const UpdateRange& range = ranges[size_t(r)];
+                    matrices += range.end - range.begin;
+                    CHECK((range.begin >= matrix.offset && range.end <= matrix.offset + size_t(matrix.OUT * matrix.IN)));
+                }
+        }
+        CHECK(matrices == of_muon);
+        CHECK(second < net.tensors.size() - of_muon + 1000);
+        for (const Tensor& t : net.tensors)
+            for (size_t i = t.slot.offset; i < t.slot.offset + t.slot.size; i++)
+                CHECK((stored[i] == (t.role != Role::muon) && updates[i] == (t.role == Role::muon)));
+    }
+}
+
+TEST_CASE("muon: frozen matrices stay, a statistic follows the data, shards make the whole update, bit for bit", "[roles]") {
+    for (bool only : {false, true}) {
+        const Config config = watched(only);
+        const auto trial = [&](int shard, int shards, Optimizer optimizer = Optimizer::muon) {
+            return std::make_unique<Float>(config, 2, 13, 2, 13, Recompute::nothing, shard, shards, Mode::training, size_t(300), optimizer);
+        };
+        const auto whole = trial(0, 1), low = trial(0, 3), middle = trial(1, 3), high = trial(2, 3), adamw = trial(0, 1, Optimizer::adamw);
+        CHECK(whole->gpt.muon.matrices.empty() == only);
+        for (int step : {1, 2}) {
+            {
+                const Threads one(1);   // for the same gradients
+                for (auto* each : {&whole, &low, &middle, &high, &adamw}) (*each)->loss_and_gradients();
+            }
+            for (auto* each : {&whole, &adamw}) (*each)->update({}, step);
+            update_shards<float>({low.get(), middle.get(), high.get()}, {}, step);
+            CHECK(bit_difference(middle->all(middle->gpt.weights), whole->all(whole->gpt.weights)) == "");
+            if (step > 1) continue;
+            for (const Tensor& t : whole->gpt.net.tensors) {
+                INFO(t.name);
+                const std::string moved = bit_difference(whole->of(whole->gpt.weights, t), adamw->of(adamw->gpt.weights, t));
+                CHECK((moved != "") == (t.role == Role::muon));
+            }
+        }
     }
 }
 

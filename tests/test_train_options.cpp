@@ -127,6 +127,7 @@ TEST_CASE("train options: what no option takes is refused by its name", "[option
         {"asga", "--steps many", "--steps"},
         {"asga", "--steps 1.5", "1.5 is not a whole number"},
         {"asga", "--lr nan", "--lr"},
+        {"asga", "--optimizer lion", "--optimizer: lion not in {adamw,muon}"},
         {"asga", "--batch-size -3", "--batch-size"},
         {"asga", "--seed 18446744073709551616", "not a whole number from 0 to 18446744073709551615"},
         {"asga", "--beta2 1", "from 0 to 0.9999999"},

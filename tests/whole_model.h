@@ -84,9 +84,9 @@ struct Trial {
 
     Trial(const Variants& variants, const Config& config, int B_, int T_, int room_B, int room_T,
           Recompute recompute = Recompute::nothing, int shard = 0, int shards = 1, Mode mode = Mode::training,
-          size_t bucket = Shards::BUCKET)
-        : gpt(variants, config, room_B, room_T, mode, recompute, shard, shards, bucket), feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T),
-          targets(tokens.size()) {
+          size_t bucket = Shards::BUCKET, Optimizer optimizer = Optimizer::adamw)
+        : gpt(variants, config, room_B, room_T, mode, recompute, shard, shards, bucket, Stored::as_computed, optimizer),
+          feed(room_B, room_T, config.V), B(B_), T(T_), tokens(size_t(B) * T), targets(tokens.size()) {
         gpt.allocate(CPU{}), feed.allocate(CPU{});
         randomise(gpt.net.tensors, gpt.weights);
         converge_sigma();
@@ -109,7 +109,7 @@ struct Trial {
         gpt_weights_loaded(CPU{}, gpt);
     }
 
-    /// What AdamW updates.
+    /// What the optimiser updates.
     X* raw() { return gpt.keeps_master() ? gpt.master : gpt.weights; }
 
     /// What training minimises: the mean loss per token plus, unless it is left out, the policy's auxiliary loss.
@@ -133,7 +133,7 @@ struct Trial {
     }
     double loss_and_gradients() { return loss_and_gradients(0, B, Write::overwrite); }
 
-    /// AdamW from the gradients, after loss_and_gradients().
+    /// A step of the optimiser from the gradients, after loss_and_gradients().
     void update(const AdamW& adamw, int64_t step) {
         gpt_norm(CPU{}, gpt);
         gpt_update(CPU{}, gpt, adamw, step);
@@ -161,9 +161,14 @@ void update_shards(const std::vector<Trial<X>*>& trials, const AdamW& adamw, int
         gpt_norm_of_shards(CPU{}, trial->gpt);
         gpt_update(CPU{}, trial->gpt, adamw, step);
     }
-    for_others([&](auto& gpt, size_t k, int s) {
-        std::copy_n(trials[size_t(s)]->gpt.weights + cut.part(k, s).begin, cut.part_size(k), gpt.weights + cut.part(k, s).begin);
-    });
+    const auto gather = [&](auto flat) {   // flat(gpt): the buffer of which each shard has its parts
+        for_others([&](auto& gpt, size_t k, int s) {
+            std::copy_n(flat(trials[size_t(s)]->gpt) + cut.part(k, s).begin, cut.part_size(k), flat(gpt) + cut.part(k, s).begin);
+        });
+    };
+    gather([](auto& gpt) { return gpt.gradients; });
+    for (Trial<X>* trial : trials) gpt_update_matrices(CPU{}, trial->gpt, adamw, step);
+    gather([](auto& gpt) { return gpt.weights; });
 }
 
 /// The same of the variant causal.

@@ -183,12 +183,14 @@ double number_or_nan(const json& object, const char* key, const std::string& whe
     return number_field(object, key, std::numeric_limits<double>::lowest(), std::numeric_limits<double>::max(), where);
 }
 
-/// Loads one moment; every tensor of the list must be present.
+/// Loads one moment ("exp_avg."); every tensor of the list that has it must be present.
 void load_moment(const SafetensorsFile& file, const char* prefix, const TensorList& list, float* flat) {
     std::fill(flat, flat + list.size(), 0.0f);
     for (const Tensor& tensor : list) {
-        const StoredTensor* stored = file.find(prefix + tensor.name);
-        if (!stored) fail(Exit::checkpoint, file.where(), ": tensor \"", prefix, tensor.name, "\" is missing");
+        const std::string name = name_of_moment(prefix, tensor);
+        if (name.empty()) continue;
+        const StoredTensor* stored = file.find(name);
+        if (!stored) fail(Exit::checkpoint, file.where(), ": tensor \"", name, "\" is missing");
         load_tensor(*stored, tensor, file.where(), flat);
         file.release(*stored);
     }
@@ -274,11 +276,28 @@ fs::path moments_file(const fs::path& folder) {
     return !path_exists(file) && path_exists(earlier) ? earlier : file;
 }
 
+std::string name_of_moment(const std::string& prefix, const Tensor& tensor) {
+    if (tensor.role != Role::muon) return prefix + tensor.name;
+    return prefix == "exp_avg." ? MOMENTUM_PREFIX + tensor.name : "";
+}
+
+/// Exit::checkpoint if the file has the moments of another optimiser than the list's.
+static void require_same_optimizer(const SafetensorsFile& file, const TensorList& list) {
+    const auto& stored = file.tensors();
+    const bool saved_by_muon =
+        std::any_of(stored.begin(), stored.end(), [](const StoredTensor& t) { return t.name.starts_with(MOMENTUM_PREFIX); });
+    if (saved_by_muon != list.has(Role::muon))
+        fail(Exit::checkpoint, file.where(), ": has the moments of --optimizer ", saved_by_muon ? "muon" : "adamw",
+             "; resume with that, or start from the folder's weights with --model and another --out");
+}
+
 TrainerState load_state(const fs::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq) {
     const SafetensorsFile file(moments_file(folder));
+    if (exp_avg || exp_avg_sq) require_same_optimizer(file, list);
     for (const StoredTensor& stored : file.tensors()) {
         const std::string name = stored.name.substr(stored.name.find('.') + 1);
-        const bool known = list.find(name) && (stored.name == "exp_avg." + name || stored.name == "exp_avg_sq." + name);
+        const bool known = list.find(name) && (stored.name == "exp_avg." + name || stored.name == "exp_avg_sq." + name ||
+                                               stored.name == MOMENTUM_PREFIX + name);
         if (!known) fail(Exit::checkpoint, file.where(), ": the model's optimiser has no tensor \"", stored.name, "\"");
     }
     if (exp_avg) load_moment(file, "exp_avg.", list, exp_avg);

@@ -1,5 +1,5 @@
 // A checkpoint is a Hugging Face folder (config.json, model.safetensors, tokenizer files) plus our own optimizer.state, trainer_state.json,
-// and manifest.json with the size and hash of every file and tensor. optimizer.state is a safetensors file of AdamW's moments; its name
+// and manifest.json with the size and hash of every file and tensor. optimizer.state is a safetensors file of the moments; its name
 // keeps it from loaders that take every *.safetensors of a folder for weights.
 //
 // A folder with its final name, step_00000123, is always complete: everything is written to step_00000123.tmp, synced, read back
@@ -42,7 +42,7 @@ struct SavedCheckpoint {
     std::string doubt;   // why its name may not survive a power failure, "" if it will
 };
 
-/// Precondition: `weights` and both moments are flat buffers laid out by `list`.
+/// Precondition: `weights` and both moments are flat buffers laid out by `list`. Second moments of Muon's matrices are not saved.
 /// Writes out_dir/step_<state.step>. Free space is checked first. An existing checkpoint of the same step is
 /// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of later steps are
 /// set aside.
@@ -120,5 +120,12 @@ LoadReport load_weights(const std::filesystem::path& folder, const TensorList& l
 /// The file of the moments in a checkpoint's folder: optimizer.state, or as before 2026-11-27 optimizer.safetensors.
 std::filesystem::path moments_file(const std::filesystem::path& folder);
 
-/// Loads trainer_state.json and each moment that is not null, which must be complete.
+inline const std::string MOMENTUM_PREFIX = "momentum_buffer.";
+
+/// The name in optimizer.state of a tensor's moment, "exp_avg." or "exp_avg_sq.", as torch's optimisers name it: Muon's matrices have a
+/// momentum_buffer, and no second moment, which is "".
+std::string name_of_moment(const std::string& prefix, const Tensor& tensor);
+
+/// Loads trainer_state.json and each moment that is not null, which must be complete and of the list's optimiser; where a tensor has
+/// none, zeros.
 TrainerState load_state(const std::filesystem::path& folder, const TensorList& list, float* exp_avg, float* exp_avg_sq);

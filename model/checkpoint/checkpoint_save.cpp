@@ -159,8 +159,14 @@ std::vector<TextFile> text_files(Config config, const TrainerState& state, const
     return files;
 }
 
-void append_tensors(TensorFile& file, const std::string& prefix, const TensorList& list, const float* flat) {
-    for (const Tensor& tensor : list) file.tensors.push_back({prefix + tensor.name, tensor.shape, flat + tensor.slot.offset});
+void append_weights(TensorFile& file, const TensorList& list, const float* flat) {
+    for (const Tensor& tensor : list) file.tensors.push_back({tensor.name, tensor.shape, flat + tensor.slot.offset});
+}
+
+void append_moments(TensorFile& file, const std::string& prefix, const TensorList& list, const float* flat) {
+    for (const Tensor& tensor : list)
+        if (const std::string name = name_of_moment(prefix, tensor); !name.empty())
+            file.tensors.push_back({name, tensor.shape, flat + tensor.slot.offset});
 }
 
 /// The exact size of all files, in whole blocks; the manifest's is estimated from the names it contains.
@@ -253,9 +259,9 @@ SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, c
     std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
     texts.push_back({"README.md", model_card(config, list, weights, state, facts), false});
     std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.state", {}}};
-    append_tensors(tensor_files[0], "", list, weights);
-    append_tensors(tensor_files[1], "exp_avg.", list, exp_avg);
-    append_tensors(tensor_files[1], "exp_avg_sq.", list, exp_avg_sq);
+    append_weights(tensor_files[0], list, weights);
+    append_moments(tensor_files[1], "exp_avg.", list, exp_avg);
+    append_moments(tensor_files[1], "exp_avg_sq.", list, exp_avg_sq);
 
     make_folders(out_dir);
     remove_leftovers(out_dir);

@@ -46,7 +46,7 @@ private:
 /// Sums over one step, in device memory. The update reads them there; the host reads them once per step, after the update.
 struct StepTotals {
     double loss;            // over the tokens, in nats
-    double squares;         // squared gradient norm of all tensors that AdamW trains
+    double squares;         // squared gradient norm of all trained tensors
     double auxiliary = 0;   // over the tokens: the attention policy's auxiliary loss; 0 if it has none
 
     constexpr bool finite() const { return std::isfinite(loss) && std::isfinite(squares) && std::isfinite(auxiliary); }
@@ -109,13 +109,13 @@ constexpr size_t in_master(size_t i, size_t own) {
 }   // namespace adamw
 
 /// Preconditions: `ranges` (count) in device memory; `step` counts from 1. `weights` and `gradients` are whole flat buffers. `m` and `v`
-/// are the shard's storage (Shards), and so is `master` if `weights` is its copy rounded to X. If X is not rounded, `master` is a whole
-/// flat buffer, usually `weights` itself.
+/// are the shard's storage (owned_spans(), second_moment_spans()); `master` is like `m` if `weights` is its copy rounded to X. If X is not
+/// rounded, `master` is a whole flat buffer, usually `weights` itself.
 ///     g = clip g;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
 ///     w = w (1 - lr decay) - lr m' / (sqrt(v') + eps),   m' = m / (1 - beta1^step),  v' = v / (1 - beta2^step)
 /// Statistics: w = w - rate g, and their moments stay zero. Changes nothing if a total is not finite.
 template <class X>
-void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, const Wide<X>* gradients, const UpdateRange* ranges,
+void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* second, const Wide<X>* gradients, const UpdateRange* ranges,
                   int count, const StepTotals* totals, const AdamW& o, int64_t step) {
     if (!totals->finite()) return;
     const X b1 = X(o.beta1), b2 = X(o.beta2), rest1 = X(1 - o.beta1), rest2 = X(1 - o.beta2), eps = X(o.eps);
@@ -126,6 +126,7 @@ void adamw_update(CPU, X* weights, Wide<X>* master, Wide<X>* m, Wide<X>* v, cons
     for (int r = 0; r < count; r++) {
         const UpdateRange range = ranges[r];
         const size_t shift = range.held - range.begin;   // from flat index to index in the shard's storage, modulo 2^64
+        X* const v = second + ptrdiff_t(range.second - range.held);   // v[own] belongs to m[own]
         if (range.role == Role::statistic) {
             for (size_t i = range.begin; i < range.end; i++)
                 weights[i] = master[adamw::in_master<X>(i, i + shift)] -= X(range.rate) * gradients[i];
@@ -350,6 +351,7 @@ __global__ void __launch_bounds__(adamw::THREADS)
     __syncthreads();
     const float clip = shared.clip;
     const size_t shift = range.held - range.begin;   // a multiple of 4, modulo 2^64
+    v += ptrdiff_t(range.second - range.held);       // v[own] belongs to m[own]
     if (range.role == Role::statistic) {
         for (size_t i = range.begin + threadIdx.x; i < range.end; i += adamw::THREADS)
             adamw::follow(weights, master, gradients, i, i + shift, float(range.rate));

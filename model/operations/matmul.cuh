@@ -99,10 +99,10 @@ public:
     /// `workspace` is the number of bytes that the algorithm may use. Exit::rank if the library has no algorithm for the product.
     MatmulPlan(cublasLtHandle_t handle, const Product& p, size_t workspace) : MatmulPlan(handle, p, workspace, describe(p)) {}
 
-    /// Precondition: matrices of the product's types. `bias` is read only if the product has one, `added` only if it adds.
+    /// Precondition: matrices of the product's types. `bias` is read only if the product has one, `added` and `scale` only if it adds.
     void run(const MatmulWorkspace& workspace, cudaStream_t stream, void* c, const void* a, const void* b, const void* bias,
-             const void* added) {
-        const float alpha = 1, beta = product_.write == Write::add ? 1 : 0;
+             const void* added, float alpha, float scale) {
+        const float beta = product_.write == Write::add ? scale : 0;
         if (bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);   // a store on the host
         const void* const from = added ? added : c;   // not read if beta is 0
         const cublasStatus_t status = cublasLtMatmul(handle_, operation_.get(), &alpha, b, b_, a, a_, &beta, from, c_, c, c_,
@@ -205,11 +205,11 @@ private:
 inline void matmul_setup() { Matmuls::of_process(); }
 
 /// Precondition: every address is a multiple of MATMUL_ALIGNMENT bytes (Exit::rank); for speed, rows should be too (sizes multiples
-/// of 8). c (M, N) = added + op(a) op(b) + bias, row-major and packed: op(a) is (M, K), op(b) is (K, N); bias (N) and added (M, N)
-/// may be null; added may be c itself. Sums in float32, rounded once.
+/// of 8). c (M, N) = beta added + alpha op(a) op(b) + bias, row-major and packed: op(a) is (M, K), op(b) is (K, N); bias (N) and
+/// added (M, N) may be null; added may be c itself. Sums in float32, rounded once.
 template <class X, class Y>
 void matmul(GPU device, Y* c, Transpose ta, const X* a, Transpose tb, const X* b, const Y* bias, const Y* added, int M, int N,
-            int K) {
+            int K, float alpha = 1, float beta = 1) {
     const Product product{M, N, K, ta, tb, matmul_type<X>, matmul_type<Y>, bias != nullptr,
                           added ? Write::add : Write::overwrite};
     for (const void* address : {static_cast<const void*>(c), static_cast<const void*>(a), static_cast<const void*>(b),
@@ -218,5 +218,5 @@ void matmul(GPU device, Y* c, Transpose ta, const X* a, Transpose tb, const X* b
             fail(Exit::rank, "the product ", describe(product), " got the address ", address, ", which is not a multiple of ",
                  MATMUL_ALIGNMENT, " bytes");
     Matmuls& matmuls = Matmuls::of_process();
-    matmuls.plan(product).run(matmuls.workspace(), device.stream, c, a, b, bias, added);
+    matmuls.plan(product).run(matmuls.workspace(), device.stream, c, a, b, bias, added, alpha, beta);
 }

@@ -42,6 +42,7 @@ void print_training(const Run<Device, X>& run, int threads) {
          {"precision", GPT<Device, X>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
          {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
          {"learning rate", described(data.schedule)},
+         {"optimiser", o.optimizer == "muon" ? "Muon for the layers' matrices, AdamW for the rest" : "AdamW"},
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
          {"gradient clip", text("%g", a.grad_clip)},
          {"seed", std::to_string(o.seed)},
@@ -71,17 +72,16 @@ void print_set_up(Run<Device, X>& run, int threads) {
 template <class Device, class X>
 TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin& origin, const Options& o, bool prints) {
     const TensorList& list = gpt.net.tensors;
-    const Shards& shards = gpt.shards;
+    const std::vector<HeldSpan> owned = owned_spans(gpt.shards);
     HostView<Device> whole(device, gpt.gradients, list.size());
-    auto take_owned = [&](Wide<X>* to) {
+    auto take = [&](Wide<X>* to, const std::vector<HeldSpan>& storage) {
         whole.push();
-        for (size_t k = 0; k < shards.buckets(); k++)
-            convert(device, to + shards.held(k), gpt.gradients + shards.own(k).begin, shards.part_size(k));
+        for (const HeldSpan& span : storage) convert(device, to + span.held, gpt.gradients + span.begin, span.end - span.begin);
     };
     auto take_weights = [&] {
-        if (gpt.keeps_master()) take_owned(gpt.master);
+        if (gpt.keeps_master()) take(gpt.master, owned);
         else whole.push();
-        convert(device, gpt.weights, gpt.gradients, shards.size());
+        convert(device, gpt.weights, gpt.gradients, gpt.shards.size());
         gpt_weights_loaded(device, gpt);
     };
     TrainerState state;
@@ -110,9 +110,9 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
         fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(),
              "; the run cannot be resumed from it; start from it with --model");
     state = load_state(folder, list, whole.data(), nullptr);
-    take_owned(gpt.m);
+    take(gpt.m, owned);
     load_state(folder, list, nullptr, whole.data());
-    take_owned(gpt.v);
+    take(gpt.v, gpt.second_moments());
     if (state.seed != o.seed)
         fail(Exit::usage, "--seed ", o.seed, " is not the ", state.seed, " that ", folder,
              " was trained with, so the data would come in another order; give --seed ", state.seed);
@@ -137,6 +137,7 @@ void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more =
                                             {"variant", run.gpt.net.variant.name},
                                             {"parameters", int64_t(run.gpt.net.tensors.parameters())},
                                             {"flops_per_token", run.flops.per_token},
+                                            {"optimizer", run.o.optimizer},
                                             {"ranks", int64_t(run.ranks.size())},
                                             {"machine", describe(run.device, omp_get_max_threads())},
                                             {"blas", describe_blas(run.device)},
@@ -217,7 +218,7 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     const std::string folder = origin.folder() ? origin.folder()->string() : "";
     ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run
     if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt), run.replicas->remember_update(run.device);
-    if (run.replicas && run.ranks.size() > 1) find_unlike_ranks(run);
+    if (run.ranks.size() > 1 && (run.replicas || run.gpt.net.tensors.has(Role::muon))) find_unlike_ranks(run);
     run.ranks.at("opening the output folder", run.state.step);
     run.ranks.barrier();   // all have read what may be renamed now
     run.ranks.first_does("opening the output folder", run.state.step, [&] {

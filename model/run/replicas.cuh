@@ -40,14 +40,13 @@ inline TensorPieces pieces_of(const TensorList& list) {
 }
 
 /// Every tensor's elements in the storage of this rank alone.
-inline TensorPieces pieces_of(const TensorList& list, const Shards& shards) {
+inline TensorPieces pieces_of(const TensorList& list, const std::vector<HeldSpan>& storage) {
     TensorPieces all;
     size_t number = 0;
     for (const Tensor& tensor : list) {
-        for (size_t k = 0; k < shards.buckets(); k++) {
-            const Span own = shards.own(k);
+        for (const HeldSpan& own : storage) {
             const size_t begin = std::max(own.begin, tensor.slot.offset), end = std::min(own.end, tensor.slot.offset + tensor.slot.size);
-            if (begin < end) all.add(number, {begin - own.begin + shards.held(k), end - own.begin + shards.held(k), begin});
+            if (begin < end) all.add(number, {begin - own.begin + own.held, end - own.begin + own.held, begin});
         }
         number++;
     }
@@ -60,8 +59,9 @@ class ReplicaCheck {
 public:
     /// Precondition: gpt.allocate().
     ReplicaCheck(Device device, const GPT<Device, X>& gpt)
-        : gpt_(gpt), whole_(pieces_of(gpt.net.tensors)), part_(pieces_of(gpt.net.tensors, gpt.shards)),
-          whole_sums_(device, whole_.pieces), part_sums_(device, part_.pieces) {
+        : gpt_(gpt), whole_(pieces_of(gpt.net.tensors)), part_(pieces_of(gpt.net.tensors, owned_spans(gpt.shards))),
+          second_(pieces_of(gpt.net.tensors, gpt.second_moments())), whole_sums_(device, whole_.pieces), part_sums_(device, part_.pieces),
+          second_sums_(device, second_.pieces) {
         for (const Tensor& tensor : gpt.net.tensors) names_.push_back(tensor.name);
     }
 
@@ -136,12 +136,12 @@ public:
     /// full precision and both moments of all ranks. They are the remembered ones, if there are any since the update.
     std::vector<uint64_t> sums_to_save(Device device, Ranks& ranks) const {
         const std::vector<uint64_t> sums = remembered_.empty() ? all_sums(device) : remembered_;
-        const size_t whole = whole_.pieces.size(), part = part_.pieces.size(), n = names_.size();
+        const size_t whole = whole_.pieces.size(), part = part_.pieces.size(), second = second_.pieces.size(), n = names_.size();
         std::vector<uint64_t> mine(3 * n);
-        if (gpt_.keeps_master()) part_.add_up(sums.data() + whole + 2 * part, &mine[0]);
+        if (gpt_.keeps_master()) part_.add_up(sums.data() + whole + part + second, &mine[0]);
         else if (ranks.first()) whole_.add_up(sums.data(), &mine[0]);
         part_.add_up(sums.data() + whole, &mine[n]);
-        part_.add_up(sums.data() + whole + part, &mine[2 * n]);
+        second_.add_up(sums.data() + whole + part, &mine[2 * n]);
         if (!gpt_.sharded()) return mine;
         std::vector<uint64_t> all(mine.size() * size_t(ranks.size()));
         std::copy(mine.begin(), mine.end(), all.begin() + ptrdiff_t(mine.size()) * ranks.rank());
@@ -151,8 +151,8 @@ public:
         return mine;
     }
 
-    /// On rank 0, when the files of a checkpoint have been written from these arrays in host memory, and have no name yet: Exit::rank,
-    /// naming the tensor, unless their sums are still those of sums_to_save().
+    /// On rank 0, when the files of a checkpoint have been written from these flat buffers in host memory, and have no name yet:
+    /// Exit::rank, naming the tensor, unless their sums are still those of sums_to_save().
     void require_saved(const std::vector<uint64_t>& sums, const float* weights, const float* m, const float* v) const {
         const Checksums<CPU> on_host(CPU{}, whole_.pieces);
         std::vector<uint64_t> now(sums.size());
@@ -193,17 +193,19 @@ private:
     std::vector<uint64_t> all_sums(Device device) const {
         std::vector<uint64_t> sums = whole_sums_.of(device, gpt_.weights);
         append(sums, part_sums_.of(device, gpt_.m));
-        append(sums, part_sums_.of(device, gpt_.v));
+        append(sums, second_sums_.of(device, gpt_.v));
         if (gpt_.keeps_master()) append(sums, part_sums_.of(device, gpt_.master));
         return sums;
     }
 
     /// Of sum number `at` of all_sums(): "the weights of NAME", "the first moments of NAME", ...
     std::string name_of(size_t at) const {
-        if (at < whole_.tensors.size()) return "the weights of " + names_[whole_.tensors[at]];
-        at -= whole_.tensors.size();
-        const char* const arrays[] = {"the first moments of ", "the second moments of ", "the master weights of "};
-        return arrays[at / part_.tensors.size()] + names_[part_.tensors[at % part_.tensors.size()]];
+        for (const auto& [what, pieces] : {std::pair("the weights of ", &whole_), {"the first moments of ", &part_},
+                                           {"the second moments of ", &second_}}) {
+            if (at < pieces->tensors.size()) return what + names_[pieces->tensors[at]];
+            at -= pieces->tensors.size();
+        }
+        return "the master weights of " + names_[part_.tensors[at]];
     }
 
     /// The lowest rank that has the most frequent hash, and the lowest that has another, -1 if all have it.
@@ -219,8 +221,8 @@ private:
     }
 
     const GPT<Device, X>& gpt_;
-    TensorPieces whole_, part_;
+    TensorPieces whole_, part_, second_;   // of a flat buffer, of this rank's first moments and master weights, of its second moments
     std::vector<std::string> names_;   // of the tensors, in the list's order
-    Checksums<Device> whole_sums_, part_sums_;
+    Checksums<Device> whole_sums_, part_sums_, second_sums_;
     std::vector<uint64_t> remembered_;   // all_sums(), if taken since the update
 };

@@ -2,8 +2,10 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <optional>
 
 #include <omp.h>
@@ -113,7 +115,8 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
           ranks(ranks_),
           data(std::move(data_)),
           gpt(variants, config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
-              o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1),
+              o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1, Shards::BUCKET,
+              Stored::as_computed, o.optimizer == "muon" ? Optimizer::muon : Optimizer::adamw),
           feed(o.batch_size, o.seq_len, config.V, borders(o, config)),
           monitor(o.monitor_every && ranks.first() ? o.batch_size : 0, o.seq_len, gpt.net),
           flops(count_flops(gpt.net, o.seq_len)) {
@@ -137,7 +140,8 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
         if (this->shared_contexts) plan.push_back({"answers with their contexts", this->shared_contexts->bytes()});
         if (const auto& reader = this->reader)
             plan.push_back({"blocks of keys", omp_get_max_threads() * reader->bytes(gpt.net.config, gpt.T, reader->how())});
-        add_overheads(device, plan, gpt.sharded() ? 2 * sizeof(float) * gpt.shards.size() : 0, ranks.launched());
+        const size_t second = gpt.net.tensors.has(Role::muon) ? stored_size(gpt.second_moments()) : 0;   // GatheredWeights::spread()
+        add_overheads(device, plan, sizeof(float) * ((gpt.sharded() ? 2 * gpt.shards.size() : 0) + second), ranks.launched());
         return plan;
     }
 
@@ -180,15 +184,45 @@ public:
     GatheredWeights(Run<Device, X>& run, float* owned, bool is_whole)
         : mine_(run.device, owned, is_whole ? run.gpt.net.tensors.size() : run.gpt.shards.owned()) {
         mine_.pull();
-        if (is_whole) return;
-        if (run.ranks.first()) gathered_.resize(run.gpt.shards.size());
-        run.ranks.gather_shards(mine_.data(), gathered_.data(), run.gpt.shards);
+        if (!is_whole) gather(run, mine_.data());
     }
-    const float* data() { return gathered_.empty() ? mine_.data() : gathered_.data(); }
+
+    /// The second moments, with zeros where Muon's matrices have none.
+    template <class X>
+    explicit GatheredWeights(Run<Device, X>& run) : mine_(run.device, run.gpt.v, stored_size(run.gpt.second_moments())) {
+        mine_.pull();
+        if (run.gpt.net.tensors.has(Role::muon)) spread(run);
+        if (run.gpt.sharded()) gather(run, spread_ ? spread_.get() : mine_.data());
+    }
+
+    const float* data() { return !gathered_.empty() ? gathered_.data() : spread_ ? spread_.get() : mine_.data(); }
 
 private:
+    template <class X>
+    void gather(Run<Device, X>& run, const float* own) {
+        if (run.ranks.first()) gathered_.resize(run.gpt.shards.size());
+        run.ranks.gather_shards(own, gathered_.data(), run.gpt.shards);
+    }
+
+    /// Puts the stored second moments in the places of the first ones. calloc: memory that is never written takes no pages.
+    template <class X>
+    void spread(Run<Device, X>& run) {
+        spread_.reset(static_cast<float*>(std::calloc(run.gpt.shards.owned(), sizeof(float))));
+        if (!spread_) fail(Exit::out_of_memory, "cannot allocate ", run.gpt.shards.owned() * sizeof(float), " bytes to save the moments");
+        const std::vector<HeldSpan> owned = owned_spans(run.gpt.shards);
+        auto own = owned.begin();
+        for (const HeldSpan& span : run.gpt.second_moments()) {
+            while (span.begin >= own->end) ++own;
+            std::copy_n(mine_.data() + span.held, span.end - span.begin, spread_.get() + own->held + (span.begin - own->begin));
+        }
+    }
+
+    struct Free {
+        void operator()(float* block) const { std::free(block); }
+    };
     HostView<Device> mine_;
     std::vector<float> gathered_;
+    std::unique_ptr<float, Free> spread_;
 };
 
 /// Every rank must call it. The weights in full precision.
@@ -215,7 +249,8 @@ std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
 }
 
 /// Every rank must call it. The order of sums depends on threads, processors and libraries. If ranks differ in these, their gradients
-/// differ by rounding, and comparing gradients cannot detect a faulty rank; a note is printed.
+/// differ by rounding, and comparing gradients cannot detect a faulty rank; a note is printed. Exit::usage for Muon without ZeRO-1, whose
+/// products every rank computes for itself.
 template <class Device, class X>
 void find_unlike_ranks(Run<Device, X>& run) {
     Ranks& ranks = run.ranks;
@@ -227,9 +262,11 @@ void find_unlike_ranks(Run<Device, X>& run) {
     if (run.ranks_compute_alike) return;
     const int rank = int(other - hashes.begin());
     const std::string theirs = ranks.broadcast(mine, rank);
+    const std::string unlike = "rank " + std::to_string(rank) + " computes with " + theirs + ", and rank 0 with " + mine;
+    if (run.gpt.net.tensors.has(Role::muon) && !run.gpt.sharded())
+        ranks.fail_together(Exit::usage, unlike + ": they would round the products of --optimizer muon differently; give --zero-stage 1");
     if (ranks.first())
-        std::cerr << "note: rank " << rank << " computes with " << theirs << ", and rank 0 with " << mine
-                  << ": gradients then differ by rounding and are not compared between ranks\n";
+        std::cerr << "note: " << unlike << ": gradients then differ by rounding and are not compared between ranks\n";
 }
 
 /// Every rank must call it, between two steps. Ends the job with Exit::rank, naming rank and tensor, if the ranks' copies of the model
@@ -286,7 +323,7 @@ void save(Run<Device, X>& run, bool last) {
     if (run.ranks.first() || gpt.sharded()) {
         weights.emplace(whole_weights(run));
         m.emplace(run, gpt.m, !gpt.sharded());
-        v.emplace(run, gpt.v, !gpt.sharded());
+        v.emplace(run);
     }
     run.ranks.first_does("saving a checkpoint", run.state.step,
                          [&] { write_checkpoint(run, sums, weights->data(), m->data(), v->data(), last); });

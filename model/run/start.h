@@ -38,7 +38,7 @@ struct DataOptions {
 struct ScheduleOptions {
     int64_t steps = 1000, warmup_steps = -1;
     double epochs = 0, min_lr_frac = 0.1, cooldown_frac = 0.2;
-    std::string schedule = "cosine";
+    std::string schedule = "cosine", optimizer = "adamw";
     AdamW adamw;
 };
 struct EvaluationOptions {

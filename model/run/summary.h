@@ -47,6 +47,7 @@ inline std::string without_layer(std::string name) {
 /// The role of the tensor in a table; "" for AdamW without decay.
 inline const char* role_word(Role role) {
     switch (role) {
+        case Role::muon: return "  decays, by Muon";
         case Role::decays: return "  decays";
         case Role::statistic: return "  statistic";
         case Role::state: return "  state";
@@ -104,7 +105,7 @@ inline std::vector<std::pair<std::string, std::string>> model_rows(const Qwen& n
                                                   100 * cache / (key_bytes * double(c.L) * f.T))},
         {"causal and prefix-consistent", net.all(&LayerFacts::is_causal) ? "yes" : "no: outputs depend on later tokens"}};
     if (net.tensors.trained() < net.tensors.parameters())
-        rows.push_back({"parameters that AdamW trains", std::to_string(net.tensors.trained())});
+        rows.push_back({"trained parameters", std::to_string(net.tensors.trained())});
     for (const Setting& s : settings_of(net.variant)) rows.push_back({s.key, text("%g", c.setting(s.key))});
     return rows;
 }

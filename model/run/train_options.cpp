@@ -65,6 +65,9 @@ static void add_optimiser_options(CLI::App& app, Options& o) {
     app.add_option("--steps", o.steps, "number of optimiser steps")->transform(whole_number_from(int64_t(1), int64_t(1) << 50));
     app.add_option("--epochs", o.epochs, "passes over the training data, in place of --steps; 0: use --steps")
         ->check(number_from(0, 1e6));
+    app.add_option("--optimizer", o.optimizer,
+                   "optimiser of the layers' matrices: adamw, or muon, at the same --lr; all other tensors are AdamW's")
+        ->check(CLI::IsMember({"adamw", "muon"}));
     app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
     app.add_option("--schedule", o.schedule,
                    "learning rate after the warm-up: cosine or linear decay over the run, constant, or wsd, a decay in the last "
@@ -132,7 +135,7 @@ static void add_parallel_options(CLI::App& app, Options& o) {
     app.add_option("--device", o.device, "device to train on; auto: a GPU if there is one")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--threads", o.threads, "OpenMP threads per rank; 0: this rank's share of the processors")
         ->transform(whole_number_from(0, 4096));
-    app.add_option("--zero-stage", o.zero_stage, "ZeRO stage: 1 shards AdamW's moments over the ranks, 0 replicates them")
+    app.add_option("--zero-stage", o.zero_stage, "ZeRO stage: 1 shards the moments over the ranks, 0 replicates them")
         ->transform(whole_number_from(0, 1));
     app.add_option("--recompute", o.recompute,
                    "activation recomputation, which saves memory for time: 1 norms and SwiGLU, 2 whole layers from their inputs, 0 none")

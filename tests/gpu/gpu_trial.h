@@ -21,8 +21,9 @@ struct GpuTrial {
     int B, T;
 
     GpuTrial(const Variants& variants, const Config& config, int B_, int T_, Recompute recompute = Recompute::nothing,
-             DocumentBorders borders = {})
-        : gpt(variants, config, B_, T_, Mode::training, recompute), feed(B_, T_, config.V, borders), B(B_), T(T_) {
+             DocumentBorders borders = {}, Optimizer optimizer = Optimizer::adamw)
+        : gpt(variants, config, B_, T_, Mode::training, recompute, 0, 1, Shards::BUCKET, Stored::as_computed, optimizer),
+          feed(B_, T_, config.V, borders), B(B_), T(T_) {
         gpt.allocate(device);
         feed.allocate(device);
     }

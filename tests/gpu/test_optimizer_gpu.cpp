@@ -1,4 +1,4 @@
-// AdamW, its stochastic rounding and the sums that it reads, on the GPU.
+// AdamW, Muon, their stochastic rounding and the sums that it reads, on the GPU.
 #include "tests/catch.h"
 
 #include <bit>
@@ -6,6 +6,7 @@
 
 #include "tests/adamw_case.h"
 #include "tests/gpu/on_gpu.h"
+#include "tests/muon_case.h"
 
 namespace {
 
@@ -179,6 +180,53 @@ TEST_CASE("GPU adamw: what is not finite stays so when it is rounded", "[gpu][op
     const float all_bits = std::bit_cast<float>(0x7fffffff);   // the NaN that a GPU's arithmetic gives
     for (float nan : {NAN, all_bits})
         for (float x : rounded_weights(16, nan, 1, 1, {{0, 16, Role::plain}})) CHECK(std::isnan(x));
+}
+
+TEST_CASE("GPU muon: steps on tall, wide and square matrices are those of the CPU, bf16 to its rounding", "[gpu][optimizer]") {
+    const std::vector<std::vector<int64_t>> shapes = {{48, 16}, {16, 40}, {32, 32}};
+    const size_t n = 48 * 16 + 16 * 40 + 32 * 32;
+    const std::vector<float> start = rounded_to<bf16>(random_numbers<float>(n, 1));
+    AdamW o;
+    o.lr = 1e-2;
+    MuonMatrices<double> exact(shapes, std::vector<double>(start.begin(), start.end()));
+    MuonMatrices<float, GPU> wide(shapes, start, test_gpu());
+    MuonMatrices<bf16, GPU> narrow(shapes, start, test_gpu()), again(shapes, start, test_gpu());
+    for (int step = 1; step <= 3; step++) {
+        const std::vector<float> gradients = random_numbers<float>(n, 100 + step);
+        exact.update(std::vector<double>(gradients.begin(), gradients.end()), o, numbers_for(0.7, o), step);
+        wide.update(gradients, o, numbers_for(0.7, o), step);
+        for (auto* each : {&narrow, &again}) each->update(gradients, o, numbers_for(0.7, o), step);
+    }
+    CHECK(difference(wide.numbers(), exact.numbers(), rounding<float>(64)) == "");
+    CHECK(difference(wide.m.numbers(), exact.m.numbers(), rounding<float>(3)) == "");
+    CHECK(bit_difference(narrow.m.numbers(), wide.m.numbers()) == "");
+    CHECK(bit_difference(narrow.weights.numbers(), rounded_to<bf16>(narrow.master_copy.numbers())) == "");
+    CHECK(bit_difference(again.master_copy.numbers(), narrow.master_copy.numbers()) == "");
+    const std::vector<float> moved = narrow.master_copy.numbers();
+    double error = 0, length = 0;   // of the way from the start
+    for (size_t i = 0; i < n; i++) {
+        error += std::pow(moved[i] - exact.weights.numbers()[i], 2);
+        length += std::pow(exact.weights.numbers()[i] - start[i], 2);
+    }
+    CHECK(std::sqrt(error / length) < 0.03);
+}
+
+TEST_CASE("GPU muon: weights are rounded stochastically as AdamW's are; a total that is not finite changes nothing", "[gpu][optimizer]") {
+    const size_t n = 24 * 16;
+    const float value = 1 + 0.3f * 0x1p-7f;
+    AdamW o;
+    o.lr = 0, o.stochastic_rounding = true, o.seed = 5;
+    MuonMatrices<bf16, GPU> tested({{24, 16}}, std::vector<float>(n, value), test_gpu());
+    tested.update(random_numbers<float>(n, 2), o, numbers_for(1, o), 3);
+    CHECK(bit_difference(tested.weights.numbers(), rounded_weights(n, value, 5, 3, {{0, n, Role::decays}})) == "");
+    o.lr = 1;
+    const std::vector<float> weights = tested.weights.numbers(), m = tested.m.numbers();
+    for (const StepTotals& totals : {StepTotals{NAN, 1}, {1, INFINITY}}) {
+        tested.update(random_numbers<float>(n, 3), o, totals, 4);
+        CHECK(bit_difference(tested.weights.numbers(), weights) == "");
+        CHECK(bit_difference(tested.m.numbers(), m) == "");
+        CHECK(bit_difference(tested.master_copy.numbers(), std::vector<float>(n, value)) == "");
+    }
 }
 
 TEST_CASE("GPU sum of parts: of one, of several and of more than a block has threads", "[gpu][optimizer]") {

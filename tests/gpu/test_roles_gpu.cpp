@@ -77,3 +77,39 @@ TEST_CASE("GPU roles: statistics follow and frozen tensors stay as on the CPU", 
         }
     }
 }
+
+TEST_CASE("GPU roles: Muon moves the layers' matrices as on the CPU, and keeps no second moments of them", "[gpu][roles]") {
+    const Threads one(1);
+    const Config config = small_config(false);
+    const auto muon = Optimizer::muon;
+    TrialOf<double, Watcher> exact(config, 1, 67, 1, 67, Recompute::nothing, 0, 1, Mode::training, Shards::BUCKET, muon);
+    GpuTrialOf<float, Watcher> single(config, 1, 67, Recompute::nothing, DocumentBorders{}, muon);
+    GpuTrialOf<bf16, Watcher> half(config, 1, 67, Recompute::nothing, DocumentBorders{}, muon);
+    const std::vector<float> start = round_weights<bf16>(exact);
+    single.set_weights(start), half.set_weights(start);
+    AdamW adamw;
+    adamw.lr = 1e-2;
+    for (int step = 1; step <= 3; step++) {
+        const double loss = exact.loss_and_gradients();
+        CHECK(std::abs(single.loss_and_gradients(exact) - loss) <= 1e-4 * loss);
+        CHECK(std::abs(half.loss_and_gradients(exact) - loss) <= 2e-2 * loss);
+        exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
+    }
+    const std::vector<float> weights = master_of(single), rough = master_of(half);
+    size_t of_muon = 0;
+    for (const Tensor& t : exact.gpt.net.tensors) {
+        INFO(t.name);
+        if (t.role != Role::muon) continue;
+        of_muon += t.slot.size;
+        double error = 0, rough_error = 0, moved = 0;
+        for (size_t i = t.slot.offset; i < t.slot.offset + t.slot.size; i++) {
+            error += std::pow(weights[i] - exact.gpt.weights[i], 2), rough_error += std::pow(rough[i] - exact.gpt.weights[i], 2);
+            moved += std::pow(exact.gpt.weights[i] - start[i], 2);
+        }
+        CHECK(moved > 0);
+        CHECK(error <= 1e-4 * moved);
+        CHECK(rough_error <= 0.1 * moved);
+    }
+    CHECK(of_muon > 0);
+    CHECK(stored_size(half.gpt.second_moments()) <= half.gpt.net.tensors.size() - of_muon + 100);
+}
