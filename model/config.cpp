@@ -203,7 +203,9 @@ std::vector<int> Config::ends_of_text() const {
 }
 
 std::string form_in_words(const Config& config) {
-    return std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "");
+    const std::string scaling = scaling_in_words(config.rope_scaling);
+    return std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "") +
+           (scaling.empty() ? "" : ", " + scaling);
 }
 
 bool is_preset(const std::string& name) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/base/error.h"
+#include "model/base/text.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -101,10 +102,13 @@ RopeScaling read_scaling(const json& rope, const std::string& where) {
 
 double read_theta(const json& object, const std::string& where) { return number_field(object, "rope_theta", 1, 1e12, where); }
 
+const char* name_of(RopeScaling::Type type) {
+    return std::find_if(rope_types().begin(), rope_types().end(), [&](const RopeType& t) { return t.type == type; })->name;
+}
+
 /// What rope_scaling and rope_parameters both have.
 ordered_json scaling_keys(const RopeScaling& scaling) {
-    const auto type = std::find_if(rope_types().begin(), rope_types().end(), [&](const RopeType& t) { return t.type == scaling.type; });
-    ordered_json keys{{"rope_type", type->name}};
+    ordered_json keys{{"rope_type", name_of(scaling.type)}};
     if (scaling.type == RopeScaling::Type::none) return keys;
     keys[FACTOR] = scaling.factor;
     if (scaling.type == RopeScaling::Type::linear) return keys;
@@ -141,6 +145,11 @@ void read_rope(const json& object, Config& config, const std::string& where) {
     config.rope_scaling = scaling.value_or(RopeScaling{});
     if (config.rope_scaling.type == RopeScaling::Type::yarn && config.rope_theta == 1)
         fail(Exit::checkpoint, where, ": \"rope_theta\" is 1, but RoPE of the type \"yarn\" needs one above 1");
+}
+
+std::string scaling_in_words(const RopeScaling& scaling) {
+    if (scaling.type == RopeScaling::Type::none) return "";
+    return text("RoPE scaled by %g (%s)", scaling.factor, name_of(scaling.type));
 }
 
 void write_rope(const Config& config, ordered_json& object) {

@@ -9,5 +9,8 @@
 /// llama3, for a key that a type lacks or does not have, for values out of range, and for "rope_scaling" and "rope_parameters" that differ.
 void read_rope(const nlohmann::json& object, Config& config, const std::string& where);
 
+/// "RoPE scaled by 4 (yarn)", or "" without scaling.
+std::string scaling_in_words(const RopeScaling& scaling);
+
 /// Writes all three keys.
 void write_rope(const Config& config, nlohmann::ordered_json& object);

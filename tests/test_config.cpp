@@ -257,6 +257,7 @@ TEST_CASE("RoPE scaling: every type under its old and new keys comes back, defau
     }
     const json object = with(as_json(), {{"rope_scaling", YARN}, {"rope_parameters", nullptr}});
     const json written = json::parse(config_to_json(config_from_json(object.dump(), "text")));
+    CHECK(form_in_words(config_from_json(object.dump(), "text")) == "QK-norm, RoPE scaled by 4 (yarn)");
     CHECK(written["rope_scaling"] == with(YARN, {{"beta_fast", 32}, {"beta_slow", 1}}));   // what is the default is not written
 }
 
