@@ -42,7 +42,8 @@ private:
             default: return 0;
         }
     }
-    /// 0 at `from` and before, 1 at `to` and behind, linear between them. YaRN's bounds may coincide.
+    /// 0 at `from` and before, 1 at `to` and behind, linear between them. YaRN's bounds may coincide, or be in the other order where both
+    /// are behind the last pair.
     static constexpr double between(double x, double from, double to) {
         return std::fmin(std::fmax((x - from) / (from == to ? 0.001 : to - from), 0.0), 1.0);
     }

@@ -57,8 +57,8 @@ void require_keys(const json& rope, const RopeType& type, const std::string& whe
         const bool is_common = name == "rope_theta" || name == "type" || name == "rope_type";
         const bool is_whole = name == "partial_rotary_factor" && value == 1.0;   // every channel of a head rotates
         if (!is_common && !is_whole && !value.is_null() && !lists(type.required, name) && !lists(type.optional, name))
-            fail(Exit::checkpoint, where, ": \"", name, "\" is ", shown(value), ", which RoPE of the type \"", type.name,
-                 "\" does not read; correct the type, or remove the key");
+            fail(Exit::checkpoint, where, ": \"", name, "\" is ", shown(value), ", but RoPE of the type \"", type.name,
+                 "\" is computed without this key; correct the type, or remove the key if it has no effect");
     }
 }
 

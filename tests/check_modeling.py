@@ -147,7 +147,7 @@ def check_refusals(dsa, sinks):
     refused('a list of layers that is too short', sinks, ('1 layers', *away), {'layer_types': ['sinks']})
     refused('heads that cannot share keys', sinks, ('num_attention_heads (4)', 'num_key_value_heads (3)'), {'num_key_value_heads': 3})
     refused('RoPE of another type', sinks, ('"rope_type" is "longrope"', 'copy them from a checkpoint'),
-            {'rope_scaling': {'rope_type': 'longrope', 'factor': 2.0}})
+            {'rope_scaling': None, 'rope_parameters': {'rope_type': 'longrope', 'rope_theta': 1e4}})
     refused('another activation', sinks, ('hidden_act',), {'hidden_act': 'gelu'})
     refused('a variant whose tensors are missing', sinks, ('lacks 4 tensors', 'ppa.rho', 'from one checkpoint'),
             {'attention_variant': 'ppa', 'layer_types': ['ppa'] * 2})

@@ -291,7 +291,7 @@ TEST_CASE("RoPE scaling: other types, missing keys and values out of range are r
     refused(object, "rope_scaling", with(YARN, {{"beta_fast", 2}, {"beta_slow", 2}}), "\"beta_fast\" is 2 and \"beta_slow\" 2");
     refused(object, "rope_scaling", with(LLAMA3, {{"low_freq_factor", 4}}), "\"high_freq_factor\" to be the larger one");
     refused(object, "rope_scaling", with(YARN, {{"short_factor", {1, 2}}}), "\"short_factor\"");
-    refused(object, "rope_scaling", with(LLAMA3, {{"beta_fast", 32}}), "\"beta_fast\" is 32, which RoPE of the type \"llama3\" does not read");
+    refused(object, "rope_scaling", with(LLAMA3, {{"beta_fast", 32}}), "\"beta_fast\" is 32, but RoPE of the type \"llama3\"");
     refused(with(object, {{"rope_theta", 1}}), "rope_scaling", YARN, "\"rope_theta\" is 1");
     refused(as_json(), "rope_scaling", YARN, "\"rope_scaling\" and \"rope_parameters\" differ");
 }

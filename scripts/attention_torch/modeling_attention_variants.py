@@ -44,6 +44,7 @@ class AttentionVariantsConfig(PretrainedConfig):
     """config.json as the engine writes it; every key is an attribute. Its model_type, which is that of the plain Qwen or Llama around
     the attention, is kept as `form`."""
     model_type = 'attention_variants'
+    max_position_embeddings = None      # transformers 5 reads it, for scaled RoPE, before it has set what config.json holds
 
     @classmethod
     def get_config_dict(cls, *args, **options):
