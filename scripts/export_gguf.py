@@ -65,7 +65,8 @@ def add_rope(writer, config, folder):
     kind = scaling['rope_type']
     if kind == 'default': return
     if kind not in ('linear', 'yarn'):
-        fail(3, f'{folder}: has rope_scaling of the type {kind}, which llama.cpp has for Llama\'s form only; run the folder in transformers')
+        fail(3, f'{folder}: has rope_scaling of the type {kind}, which llama.cpp has for Llama\'s form only; run the folder in '
+                'transformers')
     if (scaling.get('beta_fast', 32), scaling.get('beta_slow', 1), scaling.get('truncate', True)) != (32, 1, True):
         fail(3, f'{folder}: has rope_scaling with other "beta_fast", "beta_slow" or "truncate" than 32, 1 and true, which are those of '
                 'llama.cpp; run the folder in transformers')
