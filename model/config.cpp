@@ -12,6 +12,7 @@
 #include "model/base/options.h"
 #include "model/config_keys.h"
 #include "model/layer_types.h"
+#include "model/rope_keys.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -143,41 +144,6 @@ const ModelForm& form_of(const Config& config) {
     });
 }
 
-double rope_theta_of(const json& object, const char* key, const std::string& where) {
-    return number_field(object, key, 1.0, 1e12, where);
-}
-
-/// Exit::checkpoint for keys of rope_scaling or rope_parameters that would turn positions otherwise.
-void require_plain_rope(const json& rope, const char* key, const std::string& where) {
-    if (!rope.is_object()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(rope), ", expected an object or null");
-    for (const char* type_key : {"type", "rope_type"})
-        if (has_field(rope, type_key) && rope[type_key] != "default")
-            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", type_key, "\" ", shown(rope[type_key]),
-                 "; only \"default\" is supported (no RoPE scaling)");
-    for (const auto& [name, value] : rope.items()) {
-        const bool is_read = name == "rope_theta" || name == "type" || name == "rope_type" || value.is_null();
-        if (!is_read && (name != "partial_rotary_factor" || value != 1.0))
-            fail(Exit::checkpoint, where, ": \"", key, "\" has \"", name, "\" ", shown(value), "; RoPE scaling is not supported: every "
-                 "channel of a head rotates with \"rope_theta\"; remove what has no effect");
-    }
-}
-
-/// Older files have rope_theta and rope_scaling at the top level; newer ones have both in rope_parameters.
-double read_rope(const json& object, const std::string& where) {
-    double theta = has_field(object, "rope_theta") ? rope_theta_of(object, "rope_theta", where) : 0;
-    for (const char* key : {"rope_scaling", "rope_parameters"}) {
-        if (!has_field(object, key)) continue;
-        const json& rope = object[key];
-        require_plain_rope(rope, key, where);
-        if (!has_field(rope, "rope_theta")) continue;
-        const double inner = rope_theta_of(rope, "rope_theta", where);
-        if (theta != 0 && theta != inner)
-            fail(Exit::checkpoint, where, ": \"rope_theta\" is ", theta, " but \"", key, "\" says ", inner, "; make them agree");
-        theta = inner;
-    }
-    return theta == 0 ? 1e4 : theta;
-}
-
 /// Exit::checkpoint for what transformers would compute otherwise than the key, or the lack of it, has it for other architectures.
 void refuse_for_form(const json& object, const ModelForm& form, const std::string& where) {
     if (!form.qkv_bias && has_field(object, "attention_bias") && object["attention_bias"] != false)   // Qwen2 has no such key
@@ -237,7 +203,9 @@ std::vector<int> Config::ends_of_text() const {
 }
 
 std::string form_in_words(const Config& config) {
-    return std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "");
+    const std::string scaling = scaling_in_words(config.rope_scaling);
+    return std::string(config.qk_norm ? "QK-norm" : "no QK-norm") + (config.qkv_bias ? ", QKV bias" : "") +
+           (scaling.empty() ? "" : ", " + scaling);
 }
 
 bool is_preset(const std::string& name) {
@@ -293,12 +261,6 @@ void check_config(const Config& config, const std::string& where, int exit_code)
 }
 
 // ---------------------------------------------------------------------------------------------------------------- writing
-
-static void write_rope(const Config& config, ordered_json& object) {
-    object["rope_theta"] = config.rope_theta;   // read by transformers 4 ...
-    object["rope_scaling"] = nullptr;
-    object["rope_parameters"] = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};   // ... and by transformers 5
-}
 
 static ordered_json object_of(const Config& config) {
     check_config(config, "config.json to be written", int(Exit::checkpoint));
@@ -367,7 +329,7 @@ Config config_from_json(const std::string& text, const std::string& where) {
     config.qkv_bias = form.qkv_bias;
     config.qk_norm = form.qk_norm;
     config.tied = bool_field(object, "tie_word_embeddings", where);
-    config.rope_theta = read_rope(object, where);
+    read_rope(object, config, where);
     config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
     config.init_std = number_field(object, "initializer_range", 0, 10, where);
     config.max_positions = size("max_position_embeddings");

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "model/rope.h"
+
 /// Setting::step of a real-valued setting and of an integer one.
 inline constexpr int REAL = 0, WHOLE = 1;
 
@@ -47,6 +49,7 @@ struct Config {
     bool tied = true;        // the output head is the embedding
     double norm_eps = 1e-6;
     double rope_theta = 1e6;
+    RopeScaling rope_scaling;
     double init_std = 0.02;       // initializer_range
     int max_positions = 32768;    // max_position_embeddings
     std::string tokenizer;        // "bytes", the path of a tokenizer.json, or "" if unknown
@@ -63,6 +66,8 @@ struct Config {
 
     /// The config for the attention of layer l: a model with this layer's variant and settings in every layer.
     Config of_layer(int l) const;
+
+    Rope rope() const { return {HS, rope_theta, rope_scaling}; }
 
     /// The tokens that each end a text: those of the list, unless the data has defined another one since; or the token between documents;
     /// or none, if unknown.

@@ -35,7 +35,7 @@ void GPT<Device, X>::allocate(Device device) {
         arena->allocate();
     lay_out();
     for (int table : {0, 1})
-        if (cosine[table]) rope_table(device, cosine[table], sine[table], T, net.config.HS, net.config.rope_theta, table == 0);
+        if (cosine[table]) rope_table(device, cosine[table], sine[table], T, net.config.rope(), table == 0);
     const StepTotals none{};
     to_device(device, totals, &none, 1);
     if (sigma.count) to_device(device, sigma.linears, net.sigma.data(), net.sigma.size());

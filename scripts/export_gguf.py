@@ -13,6 +13,7 @@ Exit codes: 0 done, 2 usage or a missing package, 3 data.
 """
 import argparse
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -54,8 +55,27 @@ def architecture(config, folder):
         fail(3, f'{folder}: has {variant} attention, which llama.cpp cannot compute; only checkpoints of train_causal convert')
     if config['model_type'] not in ('qwen2', 'qwen3'):
         fail(3, f'{folder}: is of the form {config["model_type"]}; llama.cpp\'s convert_hf_to_gguf.py takes it')
-    if config.get('rope_scaling'): fail(3, f'{folder}: has rope_scaling; llama.cpp\'s convert_hf_to_gguf.py takes it')
     return config['model_type']
+
+
+def add_rope(writer, config, folder):
+    """RoPE's base and scaling. llama.cpp multiplies YaRN's default attention factor by attn_factor."""
+    writer.add_rope_freq_base(config['rope_theta'])
+    scaling = config.get('rope_scaling') or {'rope_type': 'default'}
+    kind = scaling['rope_type']
+    if kind == 'default': return
+    if kind not in ('linear', 'yarn'):
+        fail(3, f'{folder}: has rope_scaling of the type {kind}, which llama.cpp has for Llama\'s form only; run the folder in '
+                'transformers')
+    if (scaling.get('beta_fast', 32), scaling.get('beta_slow', 1), scaling.get('truncate', True)) != (32, 1, True):
+        fail(3, f'{folder}: has rope_scaling with other "beta_fast", "beta_slow" or "truncate" than 32, 1 and true, which are those of '
+                'llama.cpp; run the folder in transformers')
+    writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+    writer.add_rope_scaling_factor(scaling['factor'])
+    if kind == 'linear': return
+    writer.add_rope_scaling_orig_ctx_len(scaling['original_max_position_embeddings'])
+    if 'attention_factor' in scaling:
+        writer.add_rope_scaling_attn_factors(scaling['attention_factor'] / (0.1 * math.log(scaling['factor']) + 1))
 
 
 def pre_tokenizer_of(tokenizer, path):
@@ -106,7 +126,6 @@ def add_shape(writer, config, kind):
     head = config.get('head_dim') or config['hidden_size'] // config['num_attention_heads']
     writer.add_key_length(head)
     writer.add_value_length(head)
-    writer.add_rope_freq_base(config['rope_theta'])
     writer.add_layer_norm_rms_eps(config['rms_norm_eps'])
     writer.add_vocab_size(config['vocab_size'])
     writer.add_file_type({'f32': gguf.LlamaFileType.ALL_F32, 'f16': gguf.LlamaFileType.MOSTLY_F16,
@@ -141,6 +160,7 @@ def main():
         writer = gguf.GGUFWriter(part, form)
         writer.add_name(folder.resolve().parent.name)
         add_shape(writer, config, options.type)
+        add_rope(writer, config, folder)
         add_tokenizer(writer, folder, config)
         add_tensors(writer, folder, config, form, options.type)
         writer.write_header_to_file()

@@ -19,6 +19,7 @@ class Form:
     qwen2: bool = False            # Qwen2: biases of q, k and v, no QK-norm. Otherwise Qwen3: QK-norm, no bias.
     tied: bool = True
     rope_theta: float = 1e6
+    rope_scaling: dict = field(default_factory=dict)      # as in config.json; empty: none
     norm_eps: float = 1e-6
     variant: str = 'causal'
     settings: dict = field(default_factory=dict)      # of the variant, by their keys in config.json
@@ -35,6 +36,10 @@ class Form:
         return self.variant, self.settings
 
 
+def scaled(rope_scaling, **form):
+    return Form(**{'B': 1, 'T': 98, 'C': 16, 'NH': 2, 'NKV': 1, 'F': 32, 'V': 64, 'rope_theta': 1e4, 'rope_scaling': rope_scaling} | form)
+
+
 # No T is a multiple of a power of two above 2; 67 and 70 are just above one tile of 64, 41 and 53 below.
 FORMS = {
     'qwen3_gqa_tied': Form(NKV=2, T=67),
@@ -42,6 +47,11 @@ FORMS = {
     'qwen2_gqa_tied': Form(NKV=1, T=70, C=64, qwen2=True, rope_theta=1e4),
     'qwen2_gqa_tied_bf16': Form(NKV=2, T=53, C=64, qwen2=True, storage=torch.bfloat16),
     'qwen3_gqa_untied_sharded': Form(NKV=1, T=41, B=4, tied=False, shard_size='40KB'),
+    # Texts three times as long as those of pretraining: pairs that keep their frequency, have a part of it, or have it divided.
+    'rope_linear': scaled(dict(rope_type='linear', factor=4.0), qwen2=True, C=32),
+    'rope_yarn': scaled(dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=32)),
+    'rope_llama3': scaled(dict(rope_type='llama3', factor=4.0, original_max_position_embeddings=32, low_freq_factor=1.0,
+                               high_freq_factor=4.0)),
     'asga': Form(NKV=2, T=67, variant='asga', settings={'asga_hidden': 16}),
     'asga_m8': Form(NKV=1, T=41, B=3, tied=False, variant='asga', settings={'asga_hidden': 8}),
     'asga_no_geometry': Form(NKV=2, T=53, variant='asga_no_geometry', settings={'asga_hidden': 16}),

@@ -126,7 +126,7 @@ def make_tokens(form, shape, generator):
 def hugging_face_config(form):
     sizes = dict(vocab_size=form.V, hidden_size=form.C, num_hidden_layers=form.L, num_attention_heads=form.NH,
                  num_key_value_heads=form.NKV, intermediate_size=form.F, rms_norm_eps=form.norm_eps,
-                 rope_parameters={'rope_type': 'default', 'rope_theta': form.rope_theta}, rope_theta=form.rope_theta,
+                 rope_parameters={'rope_type': 'default', 'rope_theta': form.rope_theta} | form.rope_scaling, rope_theta=form.rope_theta,
                  tie_word_embeddings=form.tied, max_position_embeddings=128 if form.T <= 128 else 512,
                  bos_token_id=None, eos_token_id=form.V - 1, attn_implementation='sdpa')
     if form.qwen2:

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.." || exit
 
 layers='model/base/
 data/
-model/(batch|config|config_keys|generation_config|layer_types|settings|tensors)[.]
+model/(batch|config|config_keys|generation_config|layer_types|rope|rope_keys|settings|tensors)[.]
 model/device/
 model/operations/
 attention/mechanism[.]h

@@ -245,7 +245,7 @@ private:
         const size_t BT = size_t(B) * T, HS = config.HS;
         for (auto* buffer : {&qk, &qk_pre, &dqk, &dqk_pre}) buffer->resize(BT * heads * HS);
         cosine.resize(size_t(T) * HS / 2), sine.resize(cosine.size());
-        rope_table(CPU{}, cosine.data(), sine.data(), T, config.HS, config.rope_theta, facts.rotates);
+        rope_table(CPU{}, cosine.data(), sine.data(), T, config.rope(), facts.rotates);
         out.resize(BT * config.NH * HS), gated_out.resize(out.size()), lse.resize(BT * config.NH);
         dweights.resize(weights.size()), dx.resize(x.size()), dqkv.resize(qkv.size());
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size

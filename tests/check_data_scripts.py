@@ -10,6 +10,7 @@ import gzip
 import importlib.util
 import json
 import lzma
+import math
 import os
 import shutil
 import subprocess
@@ -325,6 +326,29 @@ def gguf_of(name, folder, kind):
     return {key: field.contents() for key, field in reader.fields.items()}, {tensor.name: tensor.data for tensor in reader.tensors}
 
 
+def check_gguf_of_scaled_rope(run):
+    """llama.cpp's keys of every "rope_scaling" that it computes as transformers does; the others are refused."""
+    folder = WORK / 'scaled/step_00000001'
+    shutil.copytree(run, folder)
+    config = json.loads((folder / 'config.json').read_text())
+
+    def keys_of(name, **scaling):
+        (folder / 'config.json').write_text(json.dumps(config | {'rope_scaling': scaling}))
+        fields, _ = gguf_of(name, folder, 'f32')
+        return {key.removeprefix('qwen3.rope.scaling.'): value for key, value in fields.items() if '.rope.scaling.' in key}
+
+    yarn = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=32, beta_fast=32.0, beta_slow=1.0)
+    check('export_gguf: linear RoPE scaling', keys_of('linear', rope_type='linear', factor=4.0) == {'type': 'linear', 'factor': 4})
+    expected = {'type': 'yarn', 'factor': 4, 'original_context_length': 32}
+    check('export_gguf: YaRN', keys_of('yarn', **yarn) == expected)
+    ratio = keys_of('yarn', **yarn, attention_factor=1.5).pop('attn_factor')
+    check('export_gguf: its attention factor, by the default one', abs(ratio * (0.1 * math.log(4) + 1) - 1.5) < 1e-6, ratio)
+    for name, scaling in {'type llama3': dict(rope_type='llama3', factor=8.0), '"truncate"': yarn | {'truncate': False},
+                          '"beta_fast"': yarn | {'beta_fast': 16.0}}.items():
+        (folder / 'config.json').write_text(json.dumps(config | {'rope_scaling': scaling}))
+        expect(f'export_gguf: refused, {name}', 3, name, export_gguf, folder, WORK / 'x.gguf')
+
+
 def check_export_gguf():
     import numpy
     trained = {name: WORK / name / 'step_00000001' for name in ('run', 'asga', 'bpe')}
@@ -346,6 +370,7 @@ def check_export_gguf():
     check('has its merges in order', [m.split(' ') for m in fields['tokenizer.ggml.merges']] ==
           [m.split(' ') if isinstance(m, str) else m for m in merges] and fields['tokenizer.ggml.pre'] == 'qwen2')
     check('matrices take two bytes a number', tensors['blk.0.attn_q.weight'].nbytes == 2 * 64 * 32, tensors['blk.0.attn_q.weight'].nbytes)
+    check_gguf_of_scaled_rope(trained['run'])
     expect('export_gguf: another mechanism', 3, 'has asga attention, which llama.cpp cannot compute', export_gguf, trained['asga'], WORK / 'x.gguf')
     expect('export_gguf: no checkpoint', 3, 'config.json', export_gguf, WORK / 'nothing', WORK / 'x.gguf')
     expect('export_gguf: no such folder for the file', 3, 'No such file', export_gguf, trained['run'], WORK / 'none/x.gguf')

@@ -31,7 +31,13 @@ LENGTHS = (1, 9, 70, 200)
 FRESH = {'vocab_size': 96, 'hidden_size': 32, 'num_hidden_layers': 3, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'head_dim': 16,
          'intermediate_size': 64, 'rope_theta': 1e4, 'initializer_range': 0.3, 'tie_word_embeddings': False}
 LLAMA, QWEN2, QWEN3 = ({'architectures': [f'{name}ForCausalLM']} | FRESH for name in ('Llama', 'Qwen2', 'Qwen3'))
+YARN = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 50, 'truncate': False, 'attention_factor': 1.3}
+LLAMA3 = {'rope_type': 'llama3', 'factor': 8.0, 'original_max_position_embeddings': 50, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
 FURTHER = (
+    ('Llama 3\'s RoPE', LLAMA | {'rope_scaling': LLAMA3}, 'causal', ''),
+    ('YaRN with an attention factor of its own', QWEN3 | {'rope_scaling': YARN}, 'causal', ''),
+    *((f'{variant} with YaRN', QWEN3 | {'rope_scaling': YARN}, variant, '') for variant in ('deepseek_sparse', 'nsa', 'sinks_cache')),
+    ('seer with Llama 3\'s RoPE', QWEN2 | {'rope_scaling': LLAMA3}, 'seer', ''),
     ('adaptive_sparse, threshold and sink', 'adaptive_sparse', 'adaptive_sparse',
      '--adaptive-sparse-threshold 0.3 --adaptive-sparse-sink 1 --adaptive-sparse-mask 1 --adaptive-sparse-dense-heads -1'),
     ('adaptive_sparse, gate alone', QWEN3, 'adaptive_sparse', '--adaptive-sparse-distil 2 --adaptive-sparse-head-threshold -1'),
@@ -140,6 +146,8 @@ def check_refusals(dsa, sinks):
     refused('a setting that the files do not know', sinks, ('"sinks_decay"', 'another version'), {'sinks_decay': 3})
     refused('a list of layers that is too short', sinks, ('1 layers', *away), {'layer_types': ['sinks']})
     refused('heads that cannot share keys', sinks, ('num_attention_heads (4)', 'num_key_value_heads (3)'), {'num_key_value_heads': 3})
+    refused('RoPE of another type', sinks, ('"rope_type" is "longrope"', 'copy them from a checkpoint'),
+            {'rope_scaling': None, 'rope_parameters': {'rope_type': 'longrope', 'rope_theta': 1e4}})
     refused('another activation', sinks, ('hidden_act',), {'hidden_act': 'gelu'})
     refused('a variant whose tensors are missing', sinks, ('lacks 4 tensors', 'ppa.rho', 'from one checkpoint'),
             {'attention_variant': 'ppa', 'layer_types': ['ppa'] * 2})

@@ -112,6 +112,9 @@ private:
     }
 };
 
+/// Every frequency divided by 4, and an attention factor, which no other type than yarn has: the formula is simple so.
+inline constexpr RopeScaling SCALED{.type = RopeScaling::Type::linear, .factor = 4, .attention_factor = 1.25};
+
 /// The outputs are those that are asked for: queries and keys before rotation, and rotated.
 struct QkNormRope {
     int B, T, NH, NKV, HS;
@@ -120,6 +123,7 @@ struct QkNormRope {
     Write write = Write::overwrite;
     double theta = 1e4;
     int document = 0;   // tokens after which positions count anew; 0: never
+    RopeScaling scaling = {};   // of all frequencies alike
     bool any_threads = !weights;
     int heads() const { return NH + NKV; }
     int position(int row) const { return document ? row % T % document : row % T; }
@@ -140,8 +144,9 @@ struct QkNormRope {
         std::vector<double> out(HS);
         for (int d = 0; d < HS; d++) {
             const int half = HS / 2;
-            const double angle = t / std::pow(theta, 2.0 * (d % half) / HS);
+            const double angle = t / scaling.factor / std::pow(theta, 2.0 * (d % half) / HS);
             out[d] = x[d] * std::cos(angle) + (d < half ? -x[d + half] : x[d - half]) * std::sin(angle);
+            out[d] *= scaling.attention_factor;
         }
         return out;
     }
@@ -173,7 +178,7 @@ struct QkNormRope {
               rstd(buffer<W>(size_t(op.B) * op.T * op.heads(), Write::overwrite)), origins(op.origins()),
               shape{op.B, op.T, op.NH, op.NKV, op.HS, op.weights ? q_weight.data() : nullptr,
                     op.weights ? k_weight.data() : nullptr, cosine.data(), sine.data(), op.document ? origins.data() : nullptr} {
-            rope_table(device, cosine.data(), sine.data(), op.T, op.HS, op.theta);
+            rope_table(device, cosine.data(), sine.data(), op.T, {op.HS, op.theta, op.scaling});
             qk_norm_rope_forward(device, op.rotated ? after.data() : nullptr, op.pre ? before.data() : nullptr, rstd.data(),
                                  qkv.data(), shape, NORM_EPS);
         }

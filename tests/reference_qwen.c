@@ -614,6 +614,8 @@ static void read_config(Sizes* S, const char* folder) {
     char* json = read_file(path, &bytes, 7);
     if (!says(json, "model_type", "\"qwen3\"") || !says(json, "tie_word_embeddings", "true"))
         fail(7, "%s: is no Qwen3 with tied embeddings; take a checkpoint of ./train_causal or ./train_asga", path);
+    if (value_of(json, "rope_type") && !says(json, "rope_type", "\"default\""))
+        fail(7, "%s: has \"rope_scaling\", which this program does not compute; take a checkpoint without it", path);
     const int asga = says(json, "attention_variant", "\"asga\"");
     if (!asga && !says(json, "attention_variant", "\"causal\""))
         fail(7, "%s: \"attention_variant\" is not causal or asga, which are the two that this program knows", path);

@@ -60,9 +60,11 @@ head -c 5000 $shard > "$work/short.bin"
 head -c 5000 Makefile > "$work/foreign.bin"
 cp -r "$work/asga/step_00000300" "$work/cut" && truncate -s -4 "$work/cut/model.safetensors"
 cp -r "$work/asga/step_00000300" "$work/other" && cp "$work/causal/step_00000300/model.safetensors" "$work/other/"
+cp -r "$work/causal/step_00000300" "$work/scaled" && sed -i 's/"rope_type": "default"/"rope_type": "linear"/' "$work/scaled/config.json"
 expect_each $reference << END
 a shard that is cut off | 3 | short.bin: has 5000 bytes | --train-data "$work/short.bin"
 a file that is no shard | 3 | foreign.bin: is no shard | --train-data "$work/foreign.bin"
 weights that are cut off | 7 | model.safetensors: "model.norm.weight" | --model "$work/cut" --train-data $shard
+scaled RoPE | 7 | "rope_scaling" | --model "$work/scaled" --train-data $shard
 weights of the other variant | 7 | asga.w1_q" is missing | --model "$work/other" --train-data $shard
 END

@@ -295,9 +295,10 @@ TEST_CASE("a tied head and RoPE's frequencies are left out where they hold the n
     CHECK(contains(sentence_of(load), "lm_head.weight"));
 
     Config shape = preset("qwen-tiny");   // heads of 32: 16 frequencies
+    shape.rope_scaling = {RopeScaling::Type::linear, 4};
     write_text(folder / "config.json", config_to_json(shape));
     std::vector<float> frequencies;
-    for (int d = 0; d < shape.HS / 2; d++) frequencies.push_back(float(std::pow(shape.rope_theta, -2.0 * d / shape.HS)));
+    for (int d = 0; d < shape.HS / 2; d++) frequencies.push_back(float(std::pow(shape.rope_theta, -2.0 * d / shape.HS) / 4));
     for (const char* name : {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"}) {
         write("model.safetensors", {norm, query, embedding, {name, {16}, frequencies.data()}});
         CHECK(load().initialised.empty());

@@ -1,6 +1,7 @@
 // Presets, config.json out and in, and every refusal with the file and the key in its message.
 #include "catch.h"
 
+#include <cmath>
 #include <fstream>
 #include <functional>
 
@@ -20,6 +21,15 @@ int64_t parameters(const Config& c) {
     const int64_t attention = C * q + 2 * C * kv + q * C + (c.qkv_bias ? q + 2 * kv : 0) + (c.qk_norm ? 2 * c.HS : 0);
     const int64_t layer = attention + 3 * C * c.F + 2 * C;
     return int64_t(c.V) * C * (c.tied ? 1 : 2) + c.L * layer + C;
+}
+
+const json YARN = {{"rope_type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 32768}};
+const json LLAMA3 = {{"rope_type", "llama3"}, {"factor", 8}, {"original_max_position_embeddings", 8192}, {"low_freq_factor", 1},
+                     {"high_freq_factor", 4}};
+
+json with(json object, const json& keys) {
+    object.update(keys);
+    return object;
 }
 
 }   // namespace
@@ -219,14 +229,79 @@ TEST_CASE("forms of config.json that other programs write are understood", "[con
     CHECK_FALSE(config_from_json(object.dump(), "text").tied);
 }
 
+TEST_CASE("RoPE scaling: every type under its old and new keys comes back, defaults and all", "[config]") {
+    using enum RopeScaling::Type;
+    const double by_4 = 0.1 * std::log(4) + 1;
+    const std::pair<json, RopeScaling> cases[] = {
+        {{{"rope_type", "linear"}, {"factor", 4}}, {linear, 4}},
+        {YARN, {yarn, 4, 32768, 32, 1, true, by_4}},
+        {with(YARN, {{"beta_fast", 64}, {"beta_slow", nullptr}, {"truncate", false}}), {yarn, 4, 32768, 64, 1, false, by_4}},
+        {with(YARN, {{"attention_factor", 1.5}, {"mscale", 2}, {"mscale_all_dim", 1}}), {yarn, 4, 32768, 32, 1, true, 1.5}},
+        {with(YARN, {{"mscale", 2}, {"mscale_all_dim", 1}}), {yarn, 4, 32768, 32, 1, true, (0.2 * std::log(4) + 1) / by_4}},
+        {with(YARN, {{"mscale", 2}, {"mscale_all_dim", 0}}), {yarn, 4, 32768, 32, 1, true, by_4}},
+        {LLAMA3, {llama3, 8, 8192, 4, 1}},
+    };
+    for (const auto& [keys, scaling] : cases) {
+        INFO(keys.dump());
+        json old = as_json(), renamed = keys, newer = as_json();
+        renamed.erase("rope_type"), renamed["type"] = keys["rope_type"];
+        old.erase("rope_parameters"), old["rope_scaling"] = renamed;
+        newer.erase("rope_theta"), newer.erase("rope_scaling"), newer["rope_parameters"] = with(keys, {{"rope_theta", 5e5}});
+        for (const json& object : {old, newer}) {
+            const Config config = config_from_json(object.dump(), "text");
+            CHECK((config.rope_scaling == scaling && config.rope_theta == (object.contains("rope_theta") ? 1e6 : 5e5)));
+            const json again = json::parse(config_to_json(config));
+            CHECK(with(again["rope_scaling"], {{"rope_theta", again["rope_theta"]}}) == again["rope_parameters"]);
+            CHECK(config_from_json(again.dump(), "text").rope_scaling == scaling);
+        }
+    }
+    const json object = with(as_json(), {{"rope_scaling", YARN}, {"rope_parameters", nullptr}});
+    const json written = json::parse(config_to_json(config_from_json(object.dump(), "text")));
+    CHECK(form_in_words(config_from_json(object.dump(), "text")) == "QK-norm, RoPE scaled by 4 (yarn)");
+    CHECK(written["rope_scaling"] == with(YARN, {{"beta_fast", 32}, {"beta_slow", 1}}));   // what is the default is not written
+}
+
+TEST_CASE("RoPE scaling: other types, missing keys and values out of range are refused by name", "[config]") {
+    json object = as_json();
+    object.erase("rope_parameters");
+    for (const char* type : {"dynamic", "longrope", "su", "mrope", "proportional", ""})
+        for (const char* key : {"type", "rope_type"}) {
+            refused(object, "rope_scaling", {{key, type}, {"factor", 4}}, std::string("\"") + key + "\" is \"" + type + "\"");
+            refused(object, "rope_parameters", {{key, type}, {"factor", 4}}, "models of other types run in transformers");
+        }
+    refused(object, "rope_scaling", with(YARN, {{"type", "linear"}}), "\"rope_type\" is \"yarn\" but \"type\" is \"linear\"");
+    refused(object, "rope_scaling", {{"rope_type", 7}}, "rope_type");
+    for (const json& keys : {YARN, LLAMA3, json{{"rope_type", "linear"}, {"factor", 4}}})
+        for (const auto& [key, value] : keys.items()) {
+            if (key == "rope_type") continue;
+            json without = keys;
+            without.erase(key);
+            refused(object, "rope_scaling", without, "needs \"" + key + "\"");
+            refused(object, "rope_scaling", with(keys, {{key, nullptr}}), "needs \"" + key + "\"");
+            for (const json& broken : {json("4"), json(0), json(-1), json(true), json(1e300)}) {
+                INFO(broken.dump());
+                refused(object, "rope_scaling", with(keys, {{key, broken}}), "\"rope_scaling\": \"" + key + "\" is " + broken.dump());
+            }
+        }
+    refused(object, "rope_scaling", with(YARN, {{"factor", 0.5}}), "\"factor\" is 0.5");
+    refused(object, "rope_scaling", with(YARN, {{"original_max_position_embeddings", 32768.5}}), "original_max_position_embeddings");
+    for (const char* key : {"attention_factor", "beta_fast", "beta_slow"}) refused(object, "rope_scaling", with(YARN, {{key, 0}}), key);
+    for (const char* key : {"mscale", "mscale_all_dim"}) refused(object, "rope_scaling", with(YARN, {{key, -1}}), key);
+    refused(object, "rope_scaling", with(YARN, {{"truncate", 1}}), "truncate");
+    refused(object, "rope_scaling", with(YARN, {{"beta_fast", 2}, {"beta_slow", 2}}), "\"beta_fast\" is 2 and \"beta_slow\" 2");
+    refused(object, "rope_scaling", with(LLAMA3, {{"low_freq_factor", 4}}), "\"high_freq_factor\" to be the larger one");
+    refused(object, "rope_scaling", with(YARN, {{"short_factor", {1, 2}}}), "\"short_factor\"");
+    refused(object, "rope_scaling", with(LLAMA3, {{"beta_fast", 32}}), "\"beta_fast\" is 32, but RoPE of the type \"llama3\"");
+    refused(with(object, {{"rope_theta", 1}}), "rope_scaling", YARN, "\"rope_theta\" is 1");
+    refused(as_json(), "rope_scaling", YARN, "\"rope_scaling\" and \"rope_parameters\" differ");
+}
+
 TEST_CASE("keys that would change the mathematics are refused by name", "[config]") {
     const json object = as_json();
     refused(object, "hidden_act", "gelu");
     refused(object, "attention_dropout", 0.1);
     refused(object, "attention_bias", true);
-    refused(object, "rope_scaling", {{"type", "yarn"}, {"factor", 4.0}});
     refused(object, "rope_scaling", "yarn");
-    refused(object, "rope_parameters", {{"rope_type", "linear"}, {"rope_theta", 1e6}});
     refused(object, "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}});
     refused(object, "rope_parameters", {{"rope_theta", 1e6}, {"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
     json sliding = object;   // and no layer of the variant that is named does

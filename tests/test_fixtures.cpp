@@ -32,11 +32,13 @@ TEST_CASE("the fixtures of the baseline cover every form", "[fixture]") {
         forms.insert(c.qk_norm ? "QK-norm" : "no QK-norm");
         forms.insert(c.qkv_bias ? "bias" : "no bias");
         forms.insert(c.tied ? "tied" : "untied");
+        forms.insert("RoPE scaling " + std::to_string(int(c.rope_scaling.type)));
         forms.insert("group of " + std::to_string(c.NH / c.NKV));
         forms.insert(exists(folder / "model.safetensors.index.json") ? "parts" : "one file");
         const Fixture f = load_fixture(folder);
         forms.insert(f.T > TILE ? "several tiles" : "one tile");
     }
     CHECK(forms == std::set<std::string>{"QK-norm", "no QK-norm", "bias", "no bias", "tied", "untied", "group of 1", "group of 2", "group of 4", "parts",
+                                         "RoPE scaling 0", "RoPE scaling 1", "RoPE scaling 2", "RoPE scaling 3",
                                          "one file", "several tiles", "one tile"});
 }

@@ -115,6 +115,46 @@ TEST_CASE("qk_norm and rope in one pass: positions that count anew in every docu
     check_operation(op);
 }
 
+TEST_CASE("qk_norm and rope in one pass: an attention factor scales the rotated output and its gradient alone", "[ops]") {
+    for (bool pre : {true, false})
+        for (bool weights : {true, false}) {
+            QkNormRope op{2, 5, 4, 2, 6, weights, pre, true, Write::add};
+            op.scaling = SCALED;
+            check_operation(op);
+        }
+}
+
+TEST_CASE("rope: the frequencies of every type are those of transformers", "[ops]") {
+    using enum RopeScaling::Type;
+    const struct {
+        Rope rope;
+        std::vector<double> expected;   // of ROPE_INIT_FUNCTIONS in transformers 5.24, in float32
+    } cases[] = {
+        {{16, 1e6, {linear, 4}},
+         {0.25, 0.044456985, 0.0079056947, 0.0014058533, 0.00025000001, 4.4456985e-05, 7.9056936e-06, 1.4058534e-06}},
+        {{16, 1e6, {yarn, 4, 32768, 32, 1}},
+         {1, 0.17782794, 0.031622779, 0.0042175599, 0.00050000002, 4.4456985e-05, 7.9056936e-06, 1.4058534e-06}},
+        {{16, 1e6, {yarn, 4, 32768, 64, 2, false}},
+         {1, 0.17782794, 0.031622779, 0.0046737585, 0.00045740796, 4.4456985e-05, 7.9056936e-06, 1.4058534e-06}},
+        {{16, 1e4, {yarn, 8, 32, 32, 1}},   // the first bound is before the first pair
+         {1, 0.17787811, 0.0125, 0.0039528473, 0.00125, 0.00039528473, 0.00012500001, 3.9528473e-05}},
+        {{16, 1e4, {yarn, 8, 4, 32, 1}},   // both bounds are
+         {1, 0.03952847, 0.0125, 0.0039528473, 0.00125, 0.00039528473, 0.00012500001, 3.9528473e-05}},
+        {{16, 2, {yarn, 8, 32768, 32, 1}},   // both are behind the last pair
+         {0.125, 0.11462551, 0.10511205, 0.096388176, 0.088388346, 0.081052475, 0.074325442, 0.068156734}},
+        {{16, 5e5, {llama3, 8, 8192, 4, 1}},
+         {1, 0.19392276, 0.037606031, 0.0072926651, 0.00052484602, 3.4281024e-05, 6.6478697e-06, 1.2891732e-06}},
+        {{16, 1e4, {llama3, 4, 32, 6, 0.5}},
+         {0.87631243, 0.12694539, 0.025126761, 0.0079056947, 0.0024999999, 0.00079056947, 0.00025000001, 7.9056947e-05}},
+    };
+    for (const auto& [rope, expected] : cases) {
+        INFO("type " << int(rope.scaling.type) << ", theta " << rope.theta << ", fast " << rope.scaling.fast);
+        std::vector<double> frequencies;
+        for (int d = 0; d < rope.HS / 2; d++) frequencies.push_back(rope.frequency(d));
+        CHECK(difference(frequencies, expected, {1e-6}) == "");
+    }
+}
+
 TEST_CASE("layer norm: three channels, a partial vector, several rows", "[ops]") {
     check_operation(LayerNorm{1, 3});
     check_operation(LayerNorm{5, 19});

@@ -14,7 +14,7 @@
 
 /// The sizes and switches that change the path through the model.
 struct ModelShape {
-    bool qwen2 = false;   // biases of q, k, v and no QK-norm; otherwise QK-norm and no bias
+    bool qwen2 = false;   // biases of q, k, v, no QK-norm and RoPE scaled by YaRN; otherwise QK-norm, no bias and plain RoPE
     bool tied = true;
     int NH = 4, NKV = 2;
     int B = 2, T = 67;    // T: one full tile and a partial one
@@ -25,6 +25,8 @@ inline Config config_of(const ModelShape& form) {
     c.V = 29, c.C = 12, c.L = 2, c.NH = form.NH, c.NKV = form.NKV, c.HS = 6, c.F = 20;
     c.qkv_bias = form.qwen2, c.qk_norm = !form.qwen2, c.tied = form.tied;
     c.rope_theta = 1e4, c.norm_eps = 1e-5;
+    if (form.qwen2)   // the second of three pairs has a mixture of both frequencies
+        c.rope_scaling = {RopeScaling::Type::yarn, 4, 1000, 32, 1, true, 1.2};
     c.settings = {{"attention_window", 9.0}, {"attention_dense_until", 5.0}, {"asga_hidden", 5.0}};   // small, so that they cut
     c.settings.insert({{"shaw_clip", 7.0}, {"sinks_tokens", 3.0}, {"longformer_globals", 5.0}, {"bigbird_block", 8.0}});
     c.settings.insert({{"strided_stride", 7.0}, {"longnet_segment", 6.0}, {"routing_clusters", 3.0}, {"mosa_rho", 2.0}});

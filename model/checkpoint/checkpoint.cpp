@@ -96,12 +96,13 @@ void settle_frequencies(Stock& stock, const fs::path& folder) {
         const double least = stored->dtype == "F16" ? 0x1p-24 : 0;   // its smallest number
         bool same = held.size() == size_t(config.HS / 2);
         for (size_t d = 0; same && d < held.size(); d++) {
-            const double expected = std::pow(config.rope_theta, -2.0 * double(d) / config.HS);
+            const double expected = config.rope().frequency(int(d));
             same = std::abs(held[d] - expected) <= rounding * expected + least;
         }
         if (!same)
             fail(Exit::checkpoint, file->where(), ": tensor \"", stored->name, "\" holds other frequencies than RoPE has with the ",
-                 "\"rope_theta\" ", config.rope_theta, " and \"head_dim\" ", config.HS, " of config.json; correct these, or remove the tensor");
+                 "\"rope_theta\" ", config.rope_theta, ", \"rope_scaling\" and \"head_dim\" ", config.HS, " of config.json; correct these, "
+                 "or remove the tensor");
         at = stock.erase(at);
     }
 }

@@ -1,6 +1,7 @@
 // Queries and keys between projection and attention: Qwen3's QK-norm (RMSNorm over each head, one weight (HS) shared by all heads)
 // and rotary position embedding in the rotate-half layout of Qwen and Llama (Su et al. 2021):
-//     (x1, x2) = (x[d], x[d + HS/2])  ->  (x1 cos - x2 sin, x2 cos + x1 sin),   angle = position * theta^(-2d/HS)
+//     (x1, x2) = (x[d], x[d + HS/2])  ->  (x1 cos - x2 sin, x2 cos + x1 sin),   angle = position * frequency of d (model/rope.h)
+// YaRN's attention factor is part of the tables, so it reaches every rotation and its gradient.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -8,21 +9,26 @@
 
 #include "model/device/device.h"
 #include "model/operations/rmsnorm.cuh"
+#include "model/rope.h"
 
-/// cos, sin (T, HS/2) of positions 0 .. T-1, with angles in double. Without `rotates` all angles are 0, and rotation by them is
-/// exactly the identity.
+/// Entry (t, d) of both tables.
 template <class X>
-void rope_table(CPU, X* cosine, X* sine, int T, int HS, double theta, bool rotates = true) {
-#pragma omp parallel for
-    for (int t = 0; t < T; t++)
-        for (int d = 0; d < HS / 2; d++) {
-            const double angle = rotates ? t * std::pow(theta, -2.0 * d / HS) : 0;
-            cosine[size_t(t) * (HS / 2) + d] = X(std::cos(angle));
-            sine[size_t(t) * (HS / 2) + d] = X(std::sin(angle));
-        }
+constexpr void rope_entry(X* cosine, X* sine, int t, int d, const Rope& rope, bool rotates) {
+    const double angle = rotates ? t * rope.frequency(d) : 0, scale = rotates ? rope.scaling.attention_factor : 1;
+    cosine[size_t(t) * (rope.HS / 2) + d] = X(scale * std::cos(angle));
+    sine[size_t(t) * (rope.HS / 2) + d] = X(scale * std::sin(angle));
 }
 
-/// Rotates (x1, x2) by one angle, in place. With -sine it is the inverse, which is also the gradient.
+/// cos, sin (T, HS/2) of positions 0 .. T-1 times YaRN's attention factor, with angles in double. Without `rotates` all angles are 0,
+/// and rotation by them is exactly the identity.
+template <class X>
+void rope_table(CPU, X* cosine, X* sine, int T, const Rope& rope, bool rotates = true) {
+#pragma omp parallel for
+    for (int t = 0; t < T; t++)
+        for (int d = 0; d < rope.HS / 2; d++) rope_entry(cosine, sine, t, d, rope, rotates);
+}
+
+/// Rotates (x1, x2) by one angle, in place. With -sine it is the transpose, which is the gradient.
 template <class W>
 constexpr void rotate_pair(W& x1, W& x2, W cosine, W sine) {
     const W first = x1 * cosine - x2 * sine;
@@ -116,17 +122,14 @@ void qk_norm_rope_backward(CPU, X* dqkv, Wide<X>* dq_weight, Wide<X>* dk_weight,
 #ifdef WITH_GPU
 
 template <class X>
-__global__ void rope_table_kernel(X* cosine, X* sine, int T, int HS, double theta, bool rotates) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, t = i / (HS / 2), d = i % (HS / 2);
-    if (t >= T) return;
-    const double angle = rotates ? t * pow(theta, -2.0 * d / HS) : 0;
-    cosine[i] = X(cos(angle));
-    sine[i] = X(sin(angle));
+__global__ void rope_table_kernel(X* cosine, X* sine, int T, Rope rope, bool rotates) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, t = i / (rope.HS / 2), d = i % (rope.HS / 2);
+    if (t < T) rope_entry(cosine, sine, t, d, rope, rotates);
 }
 
 template <class X>
-void rope_table(GPU device, X* cosine, X* sine, int T, int HS, double theta, bool rotates = true) {
-    launch(device, rope_table_kernel<X>, blocks_for(size_t(T) * (HS / 2), 256), 256, 0, cosine, sine, T, HS, theta, rotates);
+void rope_table(GPU device, X* cosine, X* sine, int T, const Rope& rope, bool rotates = true) {
+    launch(device, rope_table_kernel<X>, blocks_for(size_t(T) * (rope.HS / 2), 256), 256, 0, cosine, sine, T, rope, rotates);
 }
 
 namespace qk_rope {

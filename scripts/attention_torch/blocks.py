@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as F
 
-from .parts import Tensor, attend, for_query_heads, masked_softmax, rope, scores
+from .parts import Tensor, attend, for_query_heads, masked_softmax, scores
 
 
 def block_scores(a, w, block, query):
@@ -12,8 +12,8 @@ def block_scores(a, w, block, query):
     pooled_k = torch.stack([torch.cat((p.amax(2), p.amin(2), p.mean(2)), -1) for p in k_parts], 2)    # (B, NKV, N, 3 HS)
     means = [p.mean(2) for p in q_parts]
     pooled_q = torch.stack({0: [p[:, :, 0] for p in q_parts], 1: [torch.zeros_like(means[0])] + means[:-1], 2: means}[query], 2)
-    k_gate = rope(torch.einsum('hod,bhnd->bhno', w['w_gk'], pooled_k), a.theta, starts)
-    q_gate = rope(torch.einsum('hod,bhnd->bhno', w['w_gq'], pooled_q), a.theta, starts)
+    k_gate = a.rope(torch.einsum('hod,bhnd->bhno', w['w_gk'], pooled_k), starts)
+    q_gate = a.rope(torch.einsum('hod,bhnd->bhno', w['w_gq'], pooled_q), starts)
     return scores(q_gate, k_gate)
 
 
@@ -145,8 +145,8 @@ def token_scores(a, w, block):
     q = a.q_pre.detach().unflatten(1, (a.NKV, -1)).transpose(2, 3).flatten(3)     # (B, NKV, T, the group's heads)
     k = a.k_pre.detach()[:, :, :whole * block].unflatten(2, (whole, block))
     pooled = torch.cat((k.amax(3), k.amin(3), k.mean(3)), -1)                     # (B, NKV, whole, 3 HS)
-    q_gate = rope(torch.einsum('hod,bhtd->bhto', w['w_gq'], q), a.theta, torch.arange(a.T))
-    return scores(q_gate, rope(torch.einsum('hod,bhnd->bhno', w['w_gk'], pooled), a.theta, torch.arange(whole) * block))
+    q_gate = a.rope(torch.einsum('hod,bhtd->bhto', w['w_gq'], q), torch.arange(a.T))
+    return scores(q_gate, a.rope(torch.einsum('hod,bhnd->bhno', w['w_gk'], pooled), torch.arange(whole) * block))
 
 
 def token_distillation(a, gate, block):

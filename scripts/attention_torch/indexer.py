@@ -4,7 +4,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .parts import Tensor, for_query_heads, masked_softmax, rope, scores
+from .parts import Tensor, for_query_heads, masked_softmax, scores
 
 
 def index_scores(a, w, heads, dim):
@@ -12,7 +12,7 @@ def index_scores(a, w, heads, dim):
     x, rotated = a.x.detach(), math.gcd(dim // 2, a.HS)
 
     def turned(y):
-        return torch.cat((rope(y[..., :rotated], a.theta, torch.arange(a.T)), y[..., rotated:]), -1)
+        return torch.cat((a.rope(y[..., :rotated], torch.arange(a.T)), y[..., rotated:]), -1)
 
     q = turned((x @ w['wq'].T).unflatten(-1, (heads, dim)).transpose(1, 2))
     k = turned(F.layer_norm(x @ w['wk'].T, (dim,), w['k_norm.weight'], w['k_norm.bias'], eps=1e-6)[:, None])

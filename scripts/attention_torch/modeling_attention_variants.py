@@ -32,6 +32,7 @@ if tuple(map(int, __version__.split('.')[:2])) < OLDEST:
 
 OF_HUGGING_FACE = {'full_attention': 'causal', 'sliding_attention': 'sliding_window'}
 FORMS = {'qwen3': (True, False), 'qwen2': (False, True), 'llama': (False, False)}      # QK-norm, biases of q, k and v
+ROPE_TYPES = 'default', 'linear', 'yarn', 'llama3'
 OTHER_CODE = 'the *.py files beside config.json are those of another version: copy them from a checkpoint that the same build wrote'
 
 
@@ -43,6 +44,7 @@ class AttentionVariantsConfig(PretrainedConfig):
     """config.json as the engine writes it; every key is an attribute. Its model_type, which is that of the plain Qwen or Llama around
     the attention, is kept as `form`."""
     model_type = 'attention_variants'
+    max_position_embeddings = None      # transformers 5 reads it, for scaled RoPE, before it has set what config.json holds
 
     @classmethod
     def get_config_dict(cls, *args, **options):
@@ -76,6 +78,7 @@ class Form:
     tied: bool
     norm_eps: float
     rope_theta: float
+    rope_scaling: dict
     sigma_reparam: int
     layers: list          # (variant, settings) of each
 
@@ -92,16 +95,20 @@ def form_of(config):
 
     if needed('form') not in FORMS:
         refuse(f'"model_type" is "{c["form"]}", expected one of {", ".join(FORMS)}; copy config.json from the checkpoint')
-    if c.get('hidden_act', 'silu') != 'silu' or c.get('rope_parameters', {}).get('rope_type', 'default') != 'default':
-        refuse('only "hidden_act": "silu" and "rope_type": "default" are computed; a checkpoint of the engine has no others')
+    if c.get('hidden_act', 'silu') != 'silu':
+        refuse('only "hidden_act": "silu" is computed; a checkpoint of the engine has no other')
     qk_norm, qkv_bias = FORMS[c['form']]
     NH, NKV = needed('num_attention_heads'), needed('num_key_value_heads')
     if NH % NKV or needed('head_dim') % 2:
         refuse(f'num_attention_heads ({NH}) must be a multiple of num_key_value_heads ({NKV}), and head_dim even')
-    theta = c.get('rope_parameters', {}).get('rope_theta') or needed('rope_theta')
+    rope = c.get('rope_scaling') or c.get('rope_parameters', {})
+    if rope.get('rope_type', 'default') not in ROPE_TYPES:
+        refuse(f'"rope_type" is "{rope["rope_type"]}", expected one of {", ".join(ROPE_TYPES)}; {OTHER_CODE}')
+    theta = rope.get('rope_theta') or needed('rope_theta')
     L = needed('num_hidden_layers')
     return Form(needed('vocab_size'), needed('hidden_size'), L, NH, NKV, c['head_dim'], needed('intermediate_size'), qk_norm, qkv_bias,
-                c.get('tie_word_embeddings', False), needed('rms_norm_eps'), theta, c.get('sigma_reparam', 0), layers_of(c, L))
+                c.get('tie_word_embeddings', False), needed('rms_norm_eps'), theta, rope, c.get('sigma_reparam', 0),
+                layers_of(c, L))
 
 
 def layers_of(c, L):

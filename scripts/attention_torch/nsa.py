@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as F
 
-from .parts import Tensor, attend, for_query_heads, masked_softmax, per_token, rope, scores, window
+from .parts import Tensor, attend, for_query_heads, masked_softmax, per_token, scores, window
 
 NSA_TILE = 64    # tokens of a block that is selected, and of the queries that share a selection with nsa_choice 1
 
@@ -31,7 +31,7 @@ def nsa(a, w, s, notes):
 
     shares, ends = shares_of_blocks(a, compress(project('w_k_cmp'), w, 'phi_k', s), s)
     cmp = shares @ for_query_heads(compress(project('w_v_cmp'), w, 'phi_v', s), a.NH)
-    k_slc = rope(project('w_k_slc'), a.theta, torch.arange(a.T))
+    k_slc = a.rope(project('w_k_slc'), torch.arange(a.T))
     slc = attend(scores(a.q, k_slc), a.causal & nsa_selection(a, s, shares.detach(), ends, notes), project('w_v_slc'))
     win = attend(scores(a.q, a.k), a.causal & window(a, s), a.v)
     gates = torch.sigmoid(F.linear(a.x, w['w_g'])).view(a.B, a.T, 3, a.NH)

@@ -15,14 +15,24 @@ class Inputs:
     theta: float
     layer: int
     layers: int            # of the model
+    scaling: dict = field(default_factory=dict)      # "rope_scaling" of config.json
 
     def __post_init__(self):
         self.B, self.NH, self.T, self.HS = self.q_pre.shape
         self.NKV = self.k_pre.shape[1]
         everywhere = torch.arange(self.T)
-        self.q, self.k = rope(self.q_pre, self.theta, everywhere), rope(self.k_pre, self.theta, everywhere)
+        self.q, self.k = self.rope(self.q_pre, everywhere), self.rope(self.k_pre, everywhere)
         self.i, self.j = everywhere[:, None], everywhere[None, :]
         self.causal = self.j <= self.i     # (T, T), as all masks, or (.., NH, T, T)
+
+    def rope(self, x, positions):
+        """Rotates the two halves of every head of x (B, heads, T, width) by position * frequency; positions (T). A width below HS, its
+        divisor, has every (HS / width)-th frequency."""
+        frequency, factor = rope_frequencies(self.theta, self.HS, self.scaling)
+        angle = positions.to(x.dtype)[:, None] * torch.tensor(frequency[::self.HS // x.shape[-1]], dtype=x.dtype)
+        cos, sin = factor * angle.cos().repeat(1, 2), factor * angle.sin().repeat(1, 2)
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
 
 
 @dataclass
@@ -48,14 +58,27 @@ class Tensor:
     rate: float = 0.0       # above 0: a statistic, which AdamW leaves alone
 
 
-def rope(x, theta, positions):
-    """Rotates the two halves of every head of x (B, heads, T, HS) by position * theta^(-2d/HS); positions (T)."""
-    HS = x.shape[-1]
-    frequency = theta ** (-torch.arange(0, HS, 2, dtype=x.dtype) / HS)
-    angle = positions.to(x.dtype)[:, None] * frequency
-    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
+def rope_frequencies(theta, HS, s):
+    """Radians per position of every pair of channels (HS / 2), and the factor of all cosines and sines. s, "rope_scaling" of config.json,
+    divides frequencies by s['factor'] but for the share that it keeps: as transformers' modeling_rope_utils.py (YaRN: arXiv 2309.00071)."""
+    plain = [theta ** (-2 * d / HS) for d in range(HS // 2)]
+    kind, attention_factor = s.get('rope_type', 'default'), 1.0
+    if kind == 'default':
+        return plain, attention_factor
+    kept = [0.0] * len(plain)
+    turns = s.get('original_max_position_embeddings', 0) / (2 * math.pi)      # of a frequency of 1 within the texts of pretraining
+    if kind == 'llama3':
+        slow, fast = s['low_freq_factor'], s['high_freq_factor']
+        kept = [(turns * f - slow) / (fast - slow) for f in plain]
+    if kind == 'yarn':
+        low, high = (HS * math.log(turns / beta) / (2 * math.log(theta)) for beta in (s.get('beta_fast', 32), s.get('beta_slow', 1)))
+        if s.get('truncate', True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, HS - 1)
+        kept = [1 - (d - low) / (high - low or 0.001) for d in range(len(plain))]
+        attention_factor = s.get('attention_factor') or 0.1 * math.log(s['factor']) + 1
+    kept = [min(max(share, 0), 1) for share in kept]
+    return [f * (share + (1 - share) / s['factor']) for f, share in zip(plain, kept)], attention_factor
 
 
 def for_query_heads(keys, NH):

@@ -1,7 +1,7 @@
 """Static patterns, and those that are put together from them."""
 import torch
 
-from .parts import attend, for_query_heads, masked_softmax, rope, scores, window
+from .parts import attend, for_query_heads, masked_softmax, scores, window
 
 
 def masked(mask):
@@ -65,7 +65,7 @@ def bigbird_draws(seed, layer, h, row, parts):
 def sinks_cache(a, w, s, notes):
     """Keys of the window at their distance in the text; a sink that has left it, at its distance in the cache of s + left + 1."""
     sinks, left = s['sinks_tokens'], s['attention_window']
-    in_cache = rope(a.q_pre, a.theta, torch.arange(a.T).clamp(max=sinks + left))
+    in_cache = a.rope(a.q_pre, torch.arange(a.T).clamp(max=sinks + left))
     z = torch.where(window(a, s), scores(a.q, a.k), scores(in_cache, a.k))
     return attend(z, a.causal & (window(a, s) | (a.j < sinks)), a.v)
 

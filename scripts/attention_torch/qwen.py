@@ -1,7 +1,7 @@
 """The plain model around the mechanisms: a dictionary of weights by Hugging Face name, and a forward pass that materialises everything.
 
-A form has the sizes V, C, L, NH, NKV, HS, F, the flags qk_norm, qkv_bias, tied and sigma_reparam, norm_eps and rope_theta, and
-attention(layer) -> (variant, settings)."""
+A form has the sizes V, C, L, NH, NKV, HS, F, the flags qk_norm, qkv_bias, tied and sigma_reparam, norm_eps, rope_theta,
+rope_scaling (a dictionary), and attention(layer) -> (variant, settings)."""
 import torch
 import torch.nn.functional as F
 
@@ -82,7 +82,8 @@ def attention(form, w, layer, x, notes):
         norm = w.get(f'{attn}{name}_norm.weight')
         return y if norm is None else rmsnorm(y, norm, form.norm_eps)
 
-    inputs = Inputs(x, project('q', form.NH), project('k', form.NKV), project('v', form.NKV), form.rope_theta, layer, form.L)
+    inputs = Inputs(x, project('q', form.NH), project('k', form.NKV), project('v', form.NKV), form.rope_theta, layer, form.L,
+                    form.rope_scaling)
     prefix = attn + tensor_prefix(variant)
     own = {name.removeprefix(prefix): value for name, value in w.items() if name.startswith(prefix)}
     of_layer = Notes()

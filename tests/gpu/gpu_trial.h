@@ -6,9 +6,8 @@
 
 /// What the GPU's kernels take: heads of 32, channels in multiples of 8.
 inline Config small_config(bool qwen2) {
-    Config c = config_of({});
+    Config c = config_of({.qwen2 = qwen2, .tied = !qwen2});
     c.V = 72, c.C = 32, c.L = 2, c.NH = 4, c.NKV = 2, c.HS = 32, c.F = 40;
-    c.qkv_bias = qwen2, c.qk_norm = !qwen2, c.tied = !qwen2;
     return c;
 }
 

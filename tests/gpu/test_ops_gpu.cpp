@@ -130,15 +130,31 @@ TEST_CASE("GPU qk_norm and rope: more rows than the grid has in hand", "[gpu][op
     check_on_gpu<float>(QkNormRope{1, 1400, 2, 1, 256, true});
 }
 
-TEST_CASE("GPU rope: the table is the CPU's", "[gpu][ops]") {
+TEST_CASE("GPU qk_norm and rope: an attention factor scales the rotated output and its gradient alone", "[gpu][ops]") {
+    for (bool weights : {true, false}) {
+        QkNormRope op{2, 5, 4, 2, 32, weights};
+        op.scaling = SCALED;
+        check_on_gpu_in_both_types(op);
+    }
+}
+
+TEST_CASE("GPU rope: the table is the CPU's, with frequencies of every type and without rotation", "[gpu][ops]") {
+    using enum RopeScaling::Type;
     const int T = 300, HS = 24;
-    std::vector<float> cosine(T * HS / 2), sine(T * HS / 2);
-    rope_table(CPU{}, cosine.data(), sine.data(), T, HS, 1e6);
-    On<GPU, float> c(std::vector<float>(cosine.size(), NAN)), s(std::vector<float>(sine.size(), NAN));
-    rope_table(test_gpu(), c.data(), s.data(), T, HS, 1e6);
     const Tolerance last_bit{std::numeric_limits<float>::epsilon() / 2, 0};   // a double rounded once, almost the same one
-    CHECK(difference(c.numbers(), cosine, last_bit) == "");
-    CHECK(difference(s.numbers(), sine, last_bit) == "");
+    for (const RopeScaling& scaling : {RopeScaling{}, RopeScaling{linear, 4}, RopeScaling{yarn, 4, 100, 32, 1, true, 1.25},
+                                       RopeScaling{yarn, 4, 100, 32, 1, false, 0.75}, RopeScaling{llama3, 8, 100, 4, 1}})
+        for (bool rotates : {true, false}) {
+            const Rope rope{HS, 1e6, scaling};
+            INFO("type " << int(scaling.type) << ", rotates " << rotates);
+            std::vector<float> cosine(T * HS / 2), sine(T * HS / 2);
+            rope_table(CPU{}, cosine.data(), sine.data(), T, rope, rotates);
+            On<GPU, float> c(std::vector<float>(cosine.size(), NAN)), s(std::vector<float>(sine.size(), NAN));
+            rope_table(test_gpu(), c.data(), s.data(), T, rope, rotates);
+            CHECK(difference(c.numbers(), cosine, last_bit) == "");
+            CHECK(difference(s.numbers(), sine, last_bit) == "");
+            CHECK((rotates || (cosine == std::vector<float>(cosine.size(), 1) && sine == std::vector<float>(sine.size(), 0))));
+        }
 }
 
 TEST_CASE("GPU swiglu: one pack, several rows, a partial block", "[gpu][ops]") {

@@ -72,7 +72,7 @@ LayerResults run_layer(const Variant& variant, const AttentionCase<double>& laye
     const LayerShape shape{int(B), int(T), c.C, c.NH, c.NKV, c.HS};
     Array<Device, W> workspace(passes.workspace_bytes(device, shape) / sizeof(W) + 1, NAN);
     Array<Device, W> kept(passes.kept_bytes(shape) / sizeof(W) + 1, NAN), cosine(T * HS / 2, NAN), sine(T * HS / 2, NAN);
-    rope_table(device, cosine.data(), sine.data(), int(T), int(HS), c.rope_theta);
+    rope_table(device, cosine.data(), sine.data(), int(T), c.rope());
     std::byte* const scratch = reinterpret_cast<std::byte*>(workspace.data());
 
     auto extras_of = [&](auto& h, auto& r, auto& col, auto& t, auto& g) {

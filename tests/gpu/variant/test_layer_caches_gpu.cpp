@@ -46,7 +46,7 @@ struct LayerOn {
             if (pass == 0) memory.allocate();
         }
         copy(x, numbers.x), copy(qk_pre, numbers.qk_pre), copy(qk, numbers.qk), copy(qkv, numbers.qkv), copy(weights, numbers.weights);
-        rope_table(device, cosine, sine, T, config.HS, config.rope_theta);
+        rope_table(device, cosine, sine, T, config.rope());
     }
 
     const LayerPasses<Device, X>& passes() const { return passes_of<Device, X>(*attention); }
