@@ -34,6 +34,8 @@ check "no file includes one of a later layer: $(head -n 3 "$work/upward" | tr '\
 # Files of flags are made in every build; their dependents only where the content has changed.
 make -q USE_CUDA=0 build/flags > /dev/null 2>&1
 check "make looks at the flags in every build" "[ $? -eq 1 ]"
+mkdir "$work/tree" && cp -r Makefile scripts "$work/tree"   # where config.mk would set ARCH itself, make would start over for ever
+check "make ends where ARCH is set" 'ARCH=-march=x86-64 timeout 300 make -s -C "$work/tree" build/flags > /dev/null 2>&1'
 
 # One file per mechanism, measured: the lines of all files that its header includes and causal's does not.
 grep -rE '^#include "(model|attention)/' --include=*.{h,cuh} model attention | sed -E 's/:#include "([^"]+)".*/ \1/' > "$work/includes"
