@@ -151,3 +151,10 @@ if "${few[@]}" test -x ./train_causal -a -r "$work/data/small_manifest.json" 2> 
 else
     skip "a limit on processes" "only root may run programs as another user here"
 fi
+
+# ---- Slurm, in so far as stand-ins show it
+mkdir "$work/slurm"
+printf '#!/bin/bash\nshift 2\nexec "$@"\n' > "$work/slurm/srun" && printf '#!/bin/bash\necho "$*" > "$0.log"\n' > "$work/slurm/scontrol"
+chmod +x "$work"/slurm/*
+expect "a job ends as its run does" 75 "" env PATH="$work/slurm:$PATH" SLURM_JOB_ID=7 bash scripts/slurm/train.sbatch bash -c "exit 75"
+check "and is queued again" 'grep -qx "requeue 7" "$work/slurm/scontrol.log"'
