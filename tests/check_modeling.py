@@ -153,7 +153,7 @@ def check_refusals(dsa, sinks):
             {'attention_variant': 'ppa', 'layer_types': ['ppa'] * 2})
     refused('tensors of another variant', dsa, ('does not ask for', 'dsa.gate'),
             {'attention_variant': 'dsa_no_gate', 'layer_types': ['dsa_no_gate'] * 2})
-    refused('tensors of a different shape', dsa, ('a different shape', 'mlp'), {'intermediate_size': 60})
+    refused('tensors of a different shape', dsa, ('another shape', 'mlp'), {'intermediate_size': 60})
     check_old_transformers(sinks)
     try:
         AutoModelForCausalLM.from_pretrained(sinks)

@@ -55,9 +55,10 @@ class AttentionVariantsConfig(PretrainedConfig):
 
     def to_dict(self):
         """With the names of the plain model, so that what transformers saves is a folder for other programs, too."""
-        form = getattr(self, 'form', None)
-        names = {'model_type': form, 'architectures': [f'{form.capitalize()}ForCausalLM']} if form in FORMS else {}
-        return super().to_dict() | names
+        keys, form = super().to_dict(), getattr(self, 'form', None)
+        if form not in FORMS: return keys
+        keys.pop('form')   # no key of config.json: the engine refuses those that it cannot follow
+        return keys | {'model_type': form, 'architectures': [f'{form.capitalize()}ForCausalLM']}
 
     def validate(self):
         """transformers, which asks before it saves, knows no layer types but its own; form_of() judges ours."""
