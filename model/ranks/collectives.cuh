@@ -187,12 +187,15 @@ public:
     /// Waits for all ranks; the watchdog ends the process if one does not arrive.
     explicit NcclExchange(Ranks& ranks) : ranks_(ranks) {
         setenv("NCCL_ALGO", WITHOUT_NVLS, 0);   // before NCCL reads it; does not override the user's choice
+        setenv("NCCL_COLLNET_ENABLE", "0", 0);
         ncclUniqueId id{};
         if (ranks.first()) check(ncclGetUniqueId(&id));
         ranks.broadcast(&id, sizeof id);
         ranks.at("connecting the GPUs with NCCL");
         check(ncclCommInitRank(&communicator_, ranks.size(), id, ranks.rank()));
-        check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+        int lowest = 0, highest = 0;   // of equal priority, NCCL's blocks would wait until all blocks of a kernel have started
+        check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+        check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest));
         check(cudaEventCreateWithFlags(&given_, cudaEventDisableTiming));
         check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
         ranks.watch_for([this] { return problem(); });
@@ -273,7 +276,7 @@ private:
         if (!sentence.empty()) fail(Exit::rank, sentence);
     }
 
-    // In-switch sums (NVLink SHARP) may differ from call to call, but the same command must give the same bits.
+    // Sums in a switch (NVLink SHARP, CollNet) may differ from call to call, but the same command must give the same bits.
     static constexpr const char* WITHOUT_NVLS = "^NVLS,NVLSTree";
 
     Ranks& ranks_;
