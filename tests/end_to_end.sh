@@ -38,10 +38,10 @@ END
 check "what it changes is printed, and in the log" 'grep -qF "from step 5 on with --steps 8 (12), --schedule" "$work/cool.txt" &&
     grep -qF "\"changed\":\"--steps 8 (12), --schedule" "$work/cool/log.jsonl"'
 mixture=(--train-data "3 $work/data/small_train_*.bin 1 $work/data/small_val_*.bin" --val-data "1 $work/data/small_val_*.bin 3 $work/data/small_train_*.bin")
-train causal mixed "${mixture[@]}"
-check "a mixture's log has the rows of each source, and the loss of each" 'grep -A 1 "\"event\":\"source\"" "$work/mixed/log.jsonl" |
-    grep -oE "\"rows\":[0-9]+" | tr "\n" " " | finds -x "\"rows\":72 \"rows\":24 " && grep -c "\"source_loss\"" "$work/mixed/log.jsonl" | finds -x 4'
-expect "and cannot be resumed with other weights" 2 "differs from the training data" "${causal[@]}" --out "$work/mixed" --resume --steps 16 \
+train causal mixture "${mixture[@]}"
+check "a mixture's log has the rows of each source, and the loss of each" 'grep -A 1 "\"event\":\"source\"" "$work/mixture/log.jsonl" |
+    grep -oE "\"rows\":[0-9]+" | tr "\n" " " | finds -x "\"rows\":72 \"rows\":24 " && grep -c "\"source_loss\"" "$work/mixture/log.jsonl" | finds -x 4'
+expect "and cannot be resumed with other weights" 2 "differs from the training data" "${causal[@]}" --out "$work/mixture" --resume --steps 16 \
     --train-data "2 $work/data/small_train_*.bin 1 $work/data/small_val_*.bin"
 train causal muon --optimizer muon
 check "Muon gives other weights, and the log names it" 'run_is muon != causal && grep -qF "\"optimizer\":\"muon\"" "$work/muon/log.jsonl"'
