@@ -59,10 +59,13 @@ struct infllm_v2 : Policy {
     Form form() const { return {.keeps_documents_apart = grid.l >= grid.d}; }
 
     ForcedBlocks forced_blocks() const { return {*this, TILE, 1, local}; }
+    /// Whether T tokens have no more blocks than each may see, so that none is chosen and attention is causal.
+    bool sees_all(int T) const { return tiles_of(T) <= top + local; }
+    ForcedBlocks forced(int T) const { return sees_all(T) ? ForcedBlocks(*this, TILE, INT_MAX, 1) : forced_blocks(); }
     int slots_of(const LayerShape& s) const { return std::min(top - 1, std::max(tiles_of(s.T) - 1 - local, 0)); }
     TileChoice rule(const LayerShape& s) const { return {.top = slots_of(s), .leading = 1, .local = local}; }
     BlockChoice block_choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, s.T, s.NH, s.NKV, TILE, slots_of(s)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NKV, TILE, sees_all(s.T) ? 0 : slots_of(s)};
         require_countable(c, "--infllm-v2-top-k", "infllm_v2_top_k", "lower it");
         return c;
     }
@@ -72,10 +75,10 @@ struct infllm_v2 : Policy {
     /// Compressed keys of packed documents have positions, those of their first tokens.
     CompressedMask mask(const Documents& documents = {}) const { return {*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}; }
 
-    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced_blocks(), top - 1, heads, T); }
+    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top - 1, heads, T); }
 
     /// Every visible compressed key takes three products: two of the attention whose denominator is used, one of the choice.
-    double further_pairs(int heads, int T) const { return 1.5 * heads * T / 2 * (double(T) / grid.d); }
+    double further_pairs(int heads, int T) const { return sees_all(T) ? 0 : 1.5 * heads * T / 2 * (double(T) / grid.d); }
 
     double cached_keys(int T) const { return T + 0.5 * grid.complete(T); }
 
@@ -111,8 +114,8 @@ struct infllm_v2 : Policy {
                  const Statistics<X>& statistics) const {
         const Scratch<X, Device> scratch(device, *this, workspace, in);
         int* const choice = reinterpret_cast<int*>(state.kept);
-        if (slots_of(in) > 0) choose(device, choice, in, scratch);
-        scratch.blocks.forward(device, forced_blocks(), token_block_arguments(in, state, statistics), choice);
+        if (block_choice(in).slots > 0) choose(device, choice, in, scratch);
+        scratch.blocks.forward(device, forced(in.T), token_block_arguments(in, state, statistics), choice);
     }
 
     template <class Device, class X>
@@ -136,7 +139,7 @@ struct infllm_v2 : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {
         const Scratch<X, Device> scratch(device, *this, workspace, in);
-        scratch.blocks.backward(device, forced_blocks(), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
+        scratch.blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
                                 reinterpret_cast<const int*>(state.kept));
     }
 

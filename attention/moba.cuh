@@ -28,15 +28,18 @@ struct moba : Policy {
     }
 
     ForcedBlocks own_block() const { return {*this, block, 0, 1}; }
+    /// Whether T tokens have no more blocks than each may see, so that none is chosen and attention is causal.
+    bool sees_all(int T) const { return (T - 1) / block < top; }
+    ForcedBlocks forced(int T) const { return sees_all(T) ? ForcedBlocks(*this, block, INT_MAX, 1) : own_block(); }
     /// Maximum number of blocks that a token selects in a text of s.T tokens.
     int slots_of(const LayerShape& s) const { return std::min(top - 1, (s.T - 1) / block); }
     BlockChoice block_choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, s.T, s.NH, s.NH, block, slots_of(s)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NH, block, sees_all(s.T) ? 0 : slots_of(s)};
         require_countable(c, "--moba-top-k", "moba_top_k", "lower it, or raise --moba-block");
         return c;
     }
 
-    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(own_block(), top - 1, heads, T); }
+    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top - 1, heads, T); }
 
     /// Beside keys and values, the mean of the keys of every past block: half of a key/value pair.
     double cached_keys(int T) const { return T + 0.5 * ((T - 1) / block); }
@@ -71,14 +74,14 @@ struct moba : Policy {
         int* const choice = reinterpret_cast<int*>(state.kept);
         if (block_choice(in).slots > 0)
             choose_by_means(device, choice, {scratch.means, in.k, in.qk_row, in, block, in.documents}, in, block_choice(in));
-        scratch.blocks.forward(device, own_block(), token_block_arguments(in, state, statistics), choice);
+        scratch.blocks.forward(device, forced(in.T), token_block_arguments(in, state, statistics), choice);
     }
 
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {
         const Scratch<X, Device> scratch(device, *this, workspace, in);
-        scratch.blocks.backward(device, own_block(), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
+        scratch.blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
                                 reinterpret_cast<const int*>(state.kept));
     }
 

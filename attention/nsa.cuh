@@ -185,7 +185,7 @@ struct nsa : Policy {
     void choose_blocks(Device device, const LayerInputs<X>& in, const NsaKept<X>& kept, Wide<X>* scores) const {
         const Importance<X> importance{in.B,   in.T,           NH, NKV, HS, grid, selection.every, {in.q_pre, in.qk_row},
                                        kept.k, kept.lse[CMP], scores, in.documents};
-        if (selection.slots(in.T) > 0)
+        if (selection.choice(in).slots > 0)
             choose_by_importance(device, kept.choice, importance, selection.choice(in), selection.rule(in.T));
     }
 

@@ -70,8 +70,12 @@ struct seer_r : Policy {
     /// The blocks that a token sees without choosing them: all, or its own.
     ForcedBlocks everything() const { return {*this, block, INT_MAX, 1}; }
     ForcedBlocks forced() const { return is_dense() ? everything() : ForcedBlocks(*this, block, 0, 1); }
+    /// Whether each of T tokens sees all blocks before it, so that none is chosen and attention is causal.
+    bool sees_all(int T) const { return is_dense() || (threshold < 0 && (T - 1) / block <= top); }
+    ForcedBlocks forced(int T) const { return sees_all(T) ? everything() : forced(); }
+    int slots_of(const LayerShape& s) const { return is_dense() ? 0 : std::min(top, (s.T - 1) / block); }
     BlockChoice block_choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, s.T, s.NH, s.NKV, block, is_dense() ? 0 : std::min(top, (s.T - 1) / block)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NKV, block, sees_all(s.T) ? 0 : slots_of(s)};
         require_countable(c, "--seer-r-top-k", "seer_r_top_k", "lower it, or raise --seer-r-block");
         return c;
     }
@@ -79,7 +83,7 @@ struct seer_r : Policy {
     // ---- accounting
 
     bool expects_at_most() const { return threshold >= 0 && !is_dense(); }
-    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(), top, heads, T); }
+    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top, heads, T); }
     /// The dense pass that teaches the gate while attention is sparse.
     double further_pairs(int heads, int T) const { return gate_training == GateTraining::joint ? heads * (double(T) * (T + 1) / 2) : 0; }
     /// Besides keys and values: a gate key for every past block, half of such a pair, and the pooled keys of the current block.
@@ -163,7 +167,7 @@ struct seer_r : Policy {
         } else if (auxiliary) {
             fill(device, auxiliary, size_t(in.B) * NH, W(0));
         }
-        if (!is_dense()) scratch.blocks.forward(device, forced(), token_block_arguments(in, state, statistics), kept.choice);
+        if (!is_dense()) scratch.blocks.forward(device, forced(in.T), token_block_arguments(in, state, statistics), kept.choice);
     }
 
     template <class Device, class X>
@@ -172,7 +176,7 @@ struct seer_r : Policy {
         using W = Wide<X>;
         const Kept<W> kept(*this, state.kept, in);
         const Scratch<X, Device> scratch(device, *this, workspace, in, in.documents);
-        scratch.blocks.backward(device, forced(), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
+        scratch.blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
                                 kept.choice);
         clear_heads(device, Heads<W>{more.dq_pre, in.qk_row}, in.B * in.T, NH, HS);
         clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, NKV, HS);

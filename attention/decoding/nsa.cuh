@@ -88,7 +88,7 @@ struct Decoding<nsa, CPU, X> {
             int* const of_head = choice + kv * slots;
             std::fill_n(of_head, slots, -1);
             std::copy_n(kept.choice + n.selection.choice(in).of_token(0, kv, (in.T - 1) / n.selection.every),
-                        n.selection.slots(in.T), of_head);
+                        n.selection.choice(in).slots, of_head);
         }
     }
 

@@ -90,7 +90,7 @@ struct Decoding<seer_r, GPU, X> {
 
     Decoding(const seer_r& p, BumpAllocator& memory, const CacheRoom& room)
         : keys(memory, p.gate_shape(LayerShape(room)).without_queries()) {
-        const int slots = p.block_choice(LayerShape(room)).slots;
+        const int slots = p.slots_of(LayerShape(room));
         const size_t lists = size_t(room.B) * room.NKV;
         choice = {memory.take<float>(lists * keys.s.blocks()), memory.take<int>(lists * slots), slots, p.threshold};
     }

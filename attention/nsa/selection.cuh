@@ -21,22 +21,24 @@ struct Selection {
 
     constexpr int rows(int T) const { return (T + every - 1) / every; }
     constexpr int slots(int T) const { return std::min(blocks - 3, std::max(tiles_of(T) - 3, 0)); }
+    /// Whether T tokens have no more blocks than each may see, so that no token chooses and slc is causal attention.
+    constexpr bool sees_all(int T) const { return every == 1 && tiles_of(T) <= blocks; }
     constexpr TileChoice rule(int T) const { return choice_of_blocks(slots(T)); }
-    SelectedBlocks policy(const Policy& p) const { return {p, TILE, every == 1 ? 1 : INT_MAX, 2}; }
+    SelectedBlocks policy(const Policy& p, int T) const { return {p, TILE, every != 1 || sees_all(T) ? INT_MAX : 1, 2}; }
 
     /// Row n of a choice is that of token n * every.
     BlockChoice choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, rows(s.T), s.NH, s.NKV, TILE, slots(s.T)};
+        const BlockChoice c{s.B, rows(s.T), s.NH, s.NKV, TILE, sees_all(s.T) ? 0 : slots(s.T)};
         require_countable(c, "--nsa-selected", "nsa_selected", "lower it");
         return c;
     }
     /// Whether a query in block r of its document sees block n, by its row of a choice; `first` is the number of the document's first.
     bool sees(const int* chosen, int T, int first, int r, int n) const {
-        return rule(T).forced(r, n) || std::find(chosen, chosen + slots(T), first + n) != chosen + slots(T);
+        return sees_all(T) || rule(T).forced(r, n) || std::find(chosen, chosen + slots(T), first + n) != chosen + slots(T);
     }
     /// Of one head and sequence.
     PairCount expected_pairs(const Policy& p, int T) const {
-        PairCount count = expected_block_pairs({p, TILE, 1, 2}, slots(T), 1, T);
+        PairCount count = expected_block_pairs({p, TILE, sees_all(T) ? INT_MAX : 1, 2}, slots(T), 1, T);
         if (every == 1) return count;
         count.tiles = 0;
         for (int r = 0; r < tiles_of(T); r++) count.tiles += std::min(r + 1, blocks);
@@ -68,7 +70,7 @@ template <class Device, class X>
 class SelectedAttention {
 public:
     SelectedAttention(Device device, BumpAllocator& allocator, const LayerShape& s, const Selection& selection, const Policy& p)
-        : choice_(selection.choice(s)), policy_(selection.policy(p)) {
+        : choice_(selection.choice(s)), policy_(selection.policy(p, s.T)) {
         if (selection.every == 1) {
             tokens_.emplace(device, allocator, s, choice_, policy_);
             return;
