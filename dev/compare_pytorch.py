@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Trains the same model in PyTorch and in this engine, in turns, and prints tokens per second, memory and the ratio of the two.
 
-    dev/compare_pytorch.sh                        every row below, on a GPU
-    dev/compare_pytorch.sh 124m window            some of them
-    python3 dev/compare_pytorch.py --check        that both compute the same: tiny models in float32, on a CPU too
+    make FLOAT32=1 train_causal train_asga train_asga_fixed      first
+    python3 dev/compare_pytorch.py --check                       that both compute the same: tiny models in float32, on a CPU too
+    python3 dev/compare_pytorch.py                               every row below, on a GPU
+    python3 dev/compare_pytorch.py 124m window                   some of them
 
 PyTorch gets what makes it fast: torch.compile, scaled_dot_product_attention through cuDNN where it can, FlexAttention for the
 window, fused AdamW, bf16 activations. Its weights are float32 and rounded to bf16 where they are used, and their gradients leave

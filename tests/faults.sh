@@ -1,13 +1,10 @@
 #!/usr/bin/env bash
-# A sample of dev/faults.sh: calls that fail and kills in every scenario, a save that is longer than the watchdog's time, kills at
+# A sample of dev/faults.py: calls that fail and kills in every scenario, a save that is longer than the watchdog's time, kills at
 # random moments. Prints `ok NAME` or `FAIL NAME: why`; takes about a minute. Needs ./train_causal, ./tokenize,
 # build/generate_causal and build/tests/faults.so.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
-for program in train_causal tokenize build/generate_causal build/tests/faults.so; do
-    [ -e $program ] || { bad "faults" "there is no $program; build it with make"; exit; }
-done
 parts=("--quick")
 if has_mpi ./train_causal; then parts+=("--slow-save 11" "--kills 3"); else skip "faults: two ranks" "no MPI"; fi
 for part in "${parts[@]}"; do

@@ -31,7 +31,7 @@ OTHERS = ['Makefile', 'README.md', 'dev', 'scripts', 'tests']
 # What a copy is made of: everything but the tests and the labs. Of the tests the oracle in plain C, to compare with, and tokenizers.
 COPIED = ['Makefile', 'README.md', 'attention', 'data', 'model', 'scripts', 'train_gpt.cu', 'dev/emulator', 'dev/ladder', 'dev/*.cpp', 'dev/*.cu',
           'dev/*.cuh', 'dev/HACKING.md', 'dev/README.md', 'tests/reference_qwen.c', 'tests/fixtures/tokenizers/*_tokenizer.json']
-GIVEN = ['compare.sh', 'round_trip.sh', 'small.toml']
+GIVEN = ['compare.py', 'round_trip.py', 'small.toml']
 MADE = ['*.bin', 'sotu_manifest.json', '*.pyc', '__pycache__']   # not sources
 OBJECTS = ['*.o', '*.d', '*.a', '*.cpp', '*flags', 'units', 'machine', 'commit', 'config.mk', 'reference_qwen']
 
