@@ -112,6 +112,10 @@ def planted_verdicts(work):
 def edge_cases(work):
     claim = {'number': -0.1, 'tolerance': 0, 'document': '002', 'unit': 'nats', 'arm': 'dsa', 'against': 'causal'}
     base = {1: 3.0, 2: 3.1, 3: 3.2}
+    skewed = stats.compare(dict(enumerate([3.05, 0.15, 3.11, 0.54, 0.40, 0.06, 1.06, 0.32, 0.45, 1.25])), dict.fromkeys(range(10), 0.0))
+    check('ten differences of one sign: p is 2 in 1,024, whatever their sizes', close(skewed.sign_p, 2 / 1024), skewed.sign_p)
+    check('differences of 0 do not count for the sign', close(stats.compare({1: 1.0, 2: 2.0, 3: 1.0}, {1: 0.5, 2: 2.0, 3: 0.5}).sign_p, 0.5) and
+          math.isnan(stats.compare({1: 1.0}, {1: 1.0}).sign_p))
     tie = stats.compare(dict(base), base)
     check(
         'arms that are equal to the bit',

@@ -91,6 +91,15 @@ def main(work):
     tasks.make({'kind': 'mqar', 'T': 256}, 'train', 4000)
     check('a million tokens take seconds', time.process_time() - begin < 3, time.process_time() - begin)
     files(work)
+    near, far = (tasks.make({'kind': 'backcopy', 'T': T, 'seed': T}, 'train', 2000) for T in (64, 256))
+    before, further = near.tokens[:, 2:-1], near.tokens[:, 1:-2]
+    trigger = before > tasks.BACKCOPY[-4]
+    check('backcopy: behind a trigger the symbol before it comes again', (near.tokens[:, 3:] == further)[trigger].all() and
+          0.1 < trigger.mean() < 0.2 and (near.tokens[:, 3:] == further)[~trigger].mean() < 0.05, trigger.mean())
+    pairs = [np.histogram2d(rows.tokens[:, 2:-1][near_trigger], rows.tokens[:, 3:][near_trigger], [np.arange(33, 97)] * 2, density=True)[0]
+             for rows in (near, far) for near_trigger in [rows.tokens[:, 2:-1] <= tasks.BACKCOPY[-4]]]
+    check('backcopy: seed and T do not change the chain', np.corrcoef(pairs[0].ravel(), pairs[1].ravel())[0, 1] > 0.95)
+    check('backcopy: all places count but the first two', (near.answers == np.arange(2, 64)).all())
     large = tasks.complete({'kind': 'mqar', 'T': 64, 'pairs': 4, 'queries': 4, 'vocabulary': 8192})
     rows = tasks.make(large, 'train', 50)
     keys, values = rows.tokens[:, 1:9:2], rows.tokens[:, 2:10:2]

@@ -1,7 +1,8 @@
 """Paired comparisons of runs: differences by seed, arm minus baseline, in nats of validation loss.
 
 Initialisation and data order depend on the seed alone, so runs of two arms with one seed are a pair. Comparisons have Student's
-intervals, p values with Holm's correction over the arms of a table, and two one-sided tests (TOST) of a difference that is small.
+intervals, p values with Holm's correction over the arms of a table, two one-sided tests (TOST) of a difference that is small, and
+a sign test for differences of skewed sizes.
 """
 import functools
 import math
@@ -37,6 +38,12 @@ class Comparison:
             # Differences that are all equal leave no doubt either way.
             self.p = float(scipy.ttest_1samp(d, 0).pvalue) if d.nunique() > 1 else float(d.iloc[0] == 0)
         self.low, self.high, self.adjusted = self.mean - self.half_width, self.mean + self.half_width, self.p
+
+    @property
+    def sign_p(self):
+        """p of the sign test, which outliers do not move: as many differences above 0 as below."""
+        d = self.differences[self.differences != 0]
+        return float(scipy.binomtest(int((d > 0).sum()), len(d)).pvalue) if len(d) else math.nan
 
     @property
     def detectable(self):

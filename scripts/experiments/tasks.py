@@ -4,7 +4,7 @@ Each row of T tokens begins with the end-of-text token; --shuffle 0 --seq-len T 
 Writes task_train_000001.bin and task_val_000000.bin, task_manifest.json, and items.bin for --eval-data: one answer token per row
 with all possible symbols as choices (16 of a large vocabulary), so that chance is one over their number.
 
-Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (2312.04927).
+Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (2312.04927), Bigram-Backcopy after 2410.13835.
 """
 import json
 from pathlib import Path
@@ -19,6 +19,7 @@ END_OF_TEXT, DOT = 256, ord('.')
 BYTES = 512            # the vocabulary of models that read bytes
 LETTERS = np.frombuffer(b'abcdefghijklmnop', np.uint8).astype(np.uint16)       # values: chance is 1/16
 KEYS = np.frombuffer(b'ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!"$%&()*+,-/<=>?@[]^_{|}~`', np.uint8).astype(np.uint16)
+BACKCOPY = np.arange(33, 96, dtype=np.uint16)
 CHOICES = 16           # of an item whose answer may be any of more symbols than KEYS has
 DEFAULTS = {'T': 256, 'length': 16, 'distance': 0, 'pairs': 8, 'queries': 3, 'vocabulary': 0, 'curriculum': False, 'rows': 8192,
             'items': 200, 'seed': 1}
@@ -98,7 +99,27 @@ def distinct(symbols, n, count, random):
     return np.stack([random.choice(symbols, count, replace=False) for _ in range(n)])   # a table of all would not fit into memory
 
 
-KINDS = {'copy': copy, 'gap_copy': gap_copy, 'mqar': mqar}
+def backcopy(task, n, random):
+    """A fixed random bigram chain of 63 symbols, in which the symbol before a trigger comes again behind it, so that a head has
+    nothing to copy at most places and rests on the first token. The chain does not depend on the task's seed or T."""
+    T, count, triggers = task['T'], len(BACKCOPY), 3
+    chain = np.exp(np.random.default_rng(1234).standard_normal((count, count)))
+    chain[:, -triggers:] *= 4
+    chain[-triggers:, -triggers:] = 0
+    sums = np.cumsum(chain / chain.sum(1, keepdims=True), 1)
+    places = np.zeros((n, T), int)
+    tokens = empty(task, n, 3)
+    places[:, 1] = random.integers(0, count - triggers, n)
+    for t in range(2, T):
+        before, further = places[:, t - 1], places[:, t - 2]
+        drawn = np.minimum((sums[before] < random.random((n, 1))).sum(1), count - 1)
+        places[:, t] = np.where((before >= count - triggers) & (t > 2), further, drawn)
+    tokens[:, 1:] = BACKCOPY[places[:, 1:]]
+    answers = np.broadcast_to(np.arange(2, T), (n, T - 2))
+    return Rows(tokens, answers, answers - 2, BACKCOPY)
+
+
+KINDS = {'copy': copy, 'gap_copy': gap_copy, 'mqar': mqar, 'backcopy': backcopy}
 
 
 def make(task, part, n):
