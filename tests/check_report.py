@@ -253,6 +253,11 @@ def pairs_of_results(work):
             book.run('e10_stability', arm, seed, 2.5, setting='no_qk_norm', entropy=[[10, 3.0], [150, end + seed / 100]])
             book.run('e10_stability', arm, seed, 2.5, setting='warm_4', entropy=[[150, 3.0]])
     for arm in ('causal', 'dsa'): book.run('e2_dsa', arm, 1, 5.0, 'medium')
+    for seed in range(1, 6):
+        for setting in ('idle_after', 'plain_after'):
+            whole = (seed, setting) == (1, 'idle_after')
+            for arm, more in (('causal', 0), ('window_after', 0 if whole else 0.02 * seed**3), ('sinks_after', 0.001)):
+                book.run('e16_sinks', arm, seed, 3.1 + seed / 100 + more, setting=setting)
     report = book.report()
     said = {s.claim['id']: s for s in report.findings}
     memory, steps, sigma, mass = (said[name] for name in ('dsa_memory_134m', 'dsa_converges', 'sigma_reparam', 'mass_95'))
@@ -260,6 +265,10 @@ def pairs_of_results(work):
     check('steps to the loss of the baseline', close(steps.found.middle, 0.75) and steps.verdict.word == 'same sign', steps.line)
     check('entropy that collapses, in its setting alone', sigma.verdict.word == 'same sign' and
           '6 of 6 collapse without (0.31 to 0.43 nats at the end), 0 of 3 with (4.81 to 4.83)' in sigma.line, sigma.line)
+    broken, repaired = said['window_breaks'], said['sink_repairs']
+    check('runs that break, of two settings by one sign test', broken.verdict.word == 'same sign' and
+          '9 of 10 break (+0.0000 to +2.5000 nats), p 0.0039' in broken.line, broken.line)
+    check('and runs that do not', repaired.verdict.word == 'equivalent to 0' and '0 of 10 break' in repaired.line, repaired.line)
     check('a share of keys', close(mass.found.middle, 0.32) and mass.verdict.word == 'not seen', mass.line)
     check('equal weights hashes', said['asga_neither'].verdict.word == 'identity', said['asga_neither'].line)
     section = next(s for s in page.sections(report) if (s.name, s.scale) == ('e2_dsa', 'medium'))
@@ -285,7 +294,7 @@ def written(work):
     for claim in verdicts.read_claims()['claims']:
         e = plan.Experiment(claim['experiment']) if claim['experiment'] in plan.known_experiments() else None
         check(f'claim {claim["id"]} has a plan', e and {*claim['arm'].split(), *claim['against'].split()} <= set(e.arms) and
-              claim.get('setting', '') in {'', *e.settings})
+              set(claim.get('setting', '').split()) <= set(e.settings))
         if claim['unit'] in verdicts.RATIOS and claim['experiment'] != 'e13_budget':
             check(f'claim {claim["id"]} is measured in rounds', any(plan.rounds_of(setting) for setting in e.settings.values()))
     text = (ROOT / 'scripts/experiments/claims.toml').read_text()

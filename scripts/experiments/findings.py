@@ -3,11 +3,12 @@ import math
 from dataclasses import dataclass
 
 import numpy
+import pandas as pd
 from scipy import stats as scipy
 
 import stats
 from turns import median_interval
-from verdicts import (COLLAPSE, MASS, NATS, RATIOS, STRUCK, TO_LOSS, Ratios, Verdict, judge, judge_level, judge_ratio,
+from verdicts import (BREAKS, COLLAPSE, MASS, NATS, RATIOS, STRUCK, TO_LOSS, Ratios, Verdict, judge, judge_level, judge_ratio,
                       judge_seeds)
 
 COLLAPSED = 1.0   # nats; attention with less entropy at the end of a run has collapsed
@@ -44,6 +45,7 @@ def find(claims, report):
         e, unit, found = report.experiments.get(claim['experiment']), claim['unit'], []
         if e and unit == NATS: found = by_seeds(claim, e, report)
         elif e and unit == COLLAPSE: found = by_collapse(claim, e, report)
+        elif e and unit == BREAKS: found = by_signs(claim, e, report)
         elif e and unit in MASS: found = by_level(claim, e, report)
         elif e and unit == TO_LOSS: found = by_pairs(claim, e, report, steps_to_loss)
         elif e and 'setting' in claim: found = by_pairs(claim, e, report, peak_bytes)
@@ -124,6 +126,23 @@ def by_collapse(claim, e, report):
         words = (f'{b} of {m} collapse without ({min(without):.2f} to {max(without):.2f} nats at the end), '
                  f'{a} of {n} with ({min(with_it):.2f} to {max(with_it):.2f}), p {p:.2g}')
         found.append(Finding(claim, scale, e.label(setting), None, words, verdict))
+    return found
+
+
+def by_signs(claim, e, report):
+    """Of settings that read weights otherwise than they were trained: in how many runs the loss grows by more than the tolerance, and a
+    sign test of all, as the sizes are skewed."""
+    found, settings = [], claim['setting'].split()
+    for scale in dict.fromkeys(scale for experiment, scale, setting in report.comparisons if experiment == e.name):
+        pairs = [report.comparisons.get((e.name, scale, setting), {}).get((claim['arm'], claim['against'])) for setting in settings]
+        d = pd.concat([c.differences for c in pairs if c] or [pd.Series(dtype=float)])
+        if d.empty: continue
+        breaks, p = int((d > claim['tolerance']).sum()), stats.Comparison(d.reset_index(drop=True), [], []).sign_p
+        within = lambda margin: (d.abs() < margin).all()
+        verdict = judge(claim['number'], claim['tolerance'], scale, (d.median(),) * 3, p < stats.ALPHA and breaks > len(d) / 2, within,
+                        f'sign test, p {p:.2g}')
+        words = f'{breaks} of {len(d)} break ({d.min():+.4f} to {d.max():+.4f} nats), p {p:.2g}'
+        found.append(Finding(claim, scale, ', '.join(map(e.label, settings)), None, words, verdict))
     return found
 
 

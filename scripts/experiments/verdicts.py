@@ -25,9 +25,10 @@ import stats
 from packages import HERE, Refused
 
 NATS, COLLAPSE, TO_LOSS = 'nats', 'share of runs that collapse', "ratio of steps to the baseline's loss"
+BREAKS = 'share of runs that break'
 RATIOS = {'ratio of step time': 'step_ratio', 'ratio of bytes': 'bytes_ratio', 'ratio of keys read': 'pairs_read'}   # unit: column
 MASS = {'share of keys with 95% of the mass': 'mass_95', 'share of keys with 99% of the mass': 'mass_99'}            # unit: curve
-UNITS = (NATS, COLLAPSE, TO_LOSS, *RATIOS, *MASS)
+UNITS = (NATS, COLLAPSE, BREAKS, TO_LOSS, *RATIOS, *MASS)
 SOURCE = {'document', 'section'}
 ROWS = {   # the lists of claims.toml: their keys, and those that a row may lack
     'claims': ({'id', 'unit', 'experiment', 'arm', 'against', 'number', 'tolerance', 'read', *SOURCE}, {'setting', 'needs'}),
