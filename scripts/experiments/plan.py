@@ -317,7 +317,8 @@ class Planner:
         multiple = options.pop('lr-times', 1)          # a setting's own factor, as in e10
         options |= {'lr': float(f'{scale["lr"] * factor * multiple:.6g}'), 'seed': seed}
         released = of_setting.get('released') or scale.get('released', '')
-        data = released or ('labelled' if 'labelled' in of_setting else scale.get('data', 'bundled'))
+        made = next((kind for kind in ('labelled', 'task') if kind in of_setting), None)
+        data = released or made or scale.get('data', 'bundled')
         run = Run(e.name, self.scale, stage, arm, setting, seed, of_arm.get('variant', arm), factor, options, data,
                   'tune' if stage == 'sweep' else 'report', of_setting.get('labelled') or of_setting.get('task', {}),
                   of_setting.get('model') or scale.get('model', {}), scale.get('mixed', {}), released)
