@@ -58,12 +58,13 @@ run_shares() {
     done
 }
 
-# run_scripts FILE...: as many side by side as there are processors; what each prints comes in one piece.
+# run_scripts FILE...: as many side by side as there are processors; what each prints comes in one piece. Ctrl-C has its effect again
+# where a shell started this in the background.
 run_scripts() {
     export work
     printf '%s\n' "$@" | xargs -P "$processors" -I{} bash -c 'TIMEFORMAT="%R s, %U + %S s of processor time: {}"
         log=$work/$(basename {}).log
-        { time bash {} 2>&1 || echo "FAIL {}: ended with status $?"; } > "$log" 2>&1
+        { time env --default-signal=INT bash {} 2>&1 || echo "FAIL {}: ended with status $?"; } > "$log" 2>&1
         grep "^ok " "$log" >> "$work/passed"
         grep "^FAIL " "$log" >> "$work/failed"
         flock "$work" cat "$log"'
