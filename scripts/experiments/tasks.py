@@ -103,7 +103,7 @@ def backcopy(task, n, random):
     """A fixed random bigram chain of 63 symbols, in which the symbol before a trigger comes again behind it, so that a head has
     nothing to copy at most places and rests on the first token. The chain does not depend on the task's seed or T."""
     T, count, triggers = task['T'], len(BACKCOPY), 3
-    chain = np.exp(np.random.default_rng(1234).standard_normal((count, count)))
+    chain = np.exp(np.random.default_rng(1234).standard_normal((count + 1, count + 1)))[1:, 1:]
     chain[:, -triggers:] *= 4
     chain[-triggers:, -triggers:] = 0
     sums = np.cumsum(chain / chain.sum(1, keepdims=True), 1)
