@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""Run EleutherAI's lm-evaluation-harness on a checkpoint that training wrote, through transformers.
+"""Run EleutherAI's lm-evaluation-harness on a checkpoint that training wrote: through transformers, RULER through ./generate.
 
     python3 scripts/harness.py out/causal/step_00001000 hellaswag piqa       the harness's own tasks, from the Hugging Face hub
     python3 scripts/harness.py out/causal/step_00001000 items.jsonl          items as --eval-data reads them; no network
     python3 scripts/harness.py out/causal/step_00001000 items.jsonl -- --limit 200 --batch_size 8       options of the harness
+    python3 scripts/harness.py out/causal/step_00001000 niah_single_1 -- --metadata '{"max_seq_lengths": [1024, 4096]}' --limit 50
 
-Needs `pip install "lm_eval[hf]"`. Every variant is scored as it was trained: what transformers does not compute itself, by the
+Needs `pip install "lm_eval[hf]"`, for RULER "lm_eval[ruler]" and transformers. Every variant is scored as it was trained: what transformers does not compute itself, by the
 checkpoint's own Python files, in dense matrices. Forms that look ahead need --batch_size 1.
 
 Items have {"query", "choices", "gold"} in each line and become a task own_NAME through scripts/own_items.yaml; WinoGrande, whose
 items have several contexts, is the harness's own task. The harness's acc is the engine's accuracy by sum, acc_norm the one by
 character mean; ./train_causal --evaluate prints both.
+
+RULER's tasks (niah_*, ruler_*) are generated to lengths in the checkpoint's tokens; ./generate answers them greedily, as batches of
+--batch_size prompts (default 8), with the KV cache of the checkpoint's own mechanism. Without network: niah_single_1,
+niah_multikey_2, niah_multikey_3, ruler_vt, ruler_cwe, ruler_fwe. The others read essays or questions from the hub.
 Exit codes: 0 done, 2 usage or a missing package, 3 items, 7 the checkpoint; else the harness's.
 """
 import importlib.util
@@ -23,6 +28,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("lm_eval", "torch", "transformers", "accelerate")
+RULER_PACKAGES = ("lm_eval", "transformers", "nltk", "scipy", "wonderwords")
 USAGE = "usage: scripts/harness.py FOLDER TASK... [-- OPTIONS OF THE HARNESS]"
 
 
@@ -77,16 +85,75 @@ def task_of(items, number, folder):
     return name
 
 
+def is_ruler(task):
+    return task.startswith(("niah_", "ruler"))
+
+
+def before(text, ends):
+    """The text before the first of the ends."""
+    return text[:min((text.find(end) for end in ends if end and end in text), default=len(text))]
+
+
+def write_texts(generate, checkpoint, prompts, *options):
+    """The texts that ./generate writes behind the prompts."""
+    with tempfile.TemporaryDirectory() as name:
+        source, written = Path(name, "prompts.jsonl"), Path(name, "texts.jsonl")
+        source.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        command = [generate, "--checkpoint", checkpoint, "--prompts", source, "--out", written, *options]
+        try:
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        except OSError as error:
+            stop(2, f"{generate}: {error.strerror}; make generate builds it")
+        if done.returncode:
+            stop(done.returncode, f"{generate} ends with code {done.returncode}: {done.stderr.strip()[-500:]}")
+        return [json.loads(line)["text"] for line in written.read_text().splitlines()]
+
+
+def register_engine():
+    """Registers the harness's model "engine", for tasks that generate text, and returns its class."""
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+
+    @register_model("engine")
+    class Engine(LM):
+        def __init__(self, pretrained, tokenizer=None, generate=ROOT / "generate", batch_size=8, **_):
+            super().__init__()
+            self.generate, self.checkpoint, self.batch = generate, pretrained, batch_size
+
+        def generate_until(self, requests, disable_tqdm=False):
+            texts = [None] * len(requests)
+            settings = [(args.get("max_gen_toks", 256), args.get("temperature", 0) if args.get("do_sample") else 0)
+                        for _, args in (request.args for request in requests)]
+            for tokens, temperature in dict.fromkeys(settings):
+                chosen = [n for n, setting in enumerate(settings) if setting == (tokens, temperature)]
+                written = write_texts(self.generate, self.checkpoint, [requests[n].args[0] for n in chosen], "--tokens", tokens,
+                                      "--temperature", temperature, "--batch", self.batch)
+                for n, text in zip(chosen, written, strict=True):
+                    texts[n] = before(text, requests[n].args[1].get("until") or [])
+            return texts
+
+        def loglikelihood(self, requests):
+            raise NotImplementedError("the model engine generates text; likelihood tasks take the model hf")
+
+        loglikelihood_rolling = loglikelihood
+
+    return Engine
+
+
 def main(words):
     cut = words.index("--") if "--" in words else len(words)
     (folder, *tasks), options = words[:cut] or [""], words[cut + 1:]
     if not tasks:
         stop(2, USAGE)
     checkpoint, own = Path(folder), [task.endswith(".jsonl") for task in tasks]
-    trust = trust_of(checkpoint)
-    missing = [name for name in ("lm_eval", "torch", "transformers", "accelerate") if not importlib.util.find_spec(name)]
+    ruler = is_ruler(tasks[0])
+    if any(is_ruler(task) != ruler for task in tasks):
+        stop(2, f"{', '.join(tasks)}: RULER's tasks run apart from others; one call for each kind")
+    trust = "" if ruler else trust_of(checkpoint)
+    needed, install = (RULER_PACKAGES, '"lm_eval[ruler]" transformers') if ruler else (PACKAGES, '"lm_eval[hf]"')
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
-        stop(2, f'{sys.executable} has no {", ".join(missing)}: {sys.executable} -m pip install "lm_eval[hf]"')
+        stop(2, f'{sys.executable} has no {", ".join(missing)}: {sys.executable} -m pip install {install}')
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         names = [task_of(Path(task), n, work) if own[n] else task for n, task in enumerate(tasks)]
@@ -98,9 +165,15 @@ def main(words):
         if not any((work / "tokenizer").iterdir()):
             stop(7, f"{checkpoint}: holds no tokenizer.json")
         environment = os.environ | ({"HF_DATASETS_CACHE": str(work / "cache")} if any(own) else {}) | ({"HF_HUB_OFFLINE": "1"} if all(own) else {})
-        arguments = f"pretrained={checkpoint},tokenizer={work / 'tokenizer'},dtype=float32{trust}"
-        sys.exit(subprocess.run([sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", arguments, "--tasks", ",".join(names),
-                                 "--include_path", str(work), *options], env=environment, check=False).returncode)
+        arguments = f"pretrained={checkpoint},tokenizer={work / 'tokenizer'}"
+        command = ["lm_eval", "--tasks", ",".join(names), "--include_path", str(work), "--model"]
+        if ruler:
+            sys.argv = [*command, "engine", "--model_args", arguments, "--batch_size", "8", *options]
+            register_engine()
+            from lm_eval.__main__ import cli_evaluate
+            sys.exit(cli_evaluate())
+        command += ["hf", "--model_args", f"{arguments},dtype=float32{trust}", *options]
+        sys.exit(subprocess.run([sys.executable, "-m", *command], env=environment, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ run_scripts() {
 
 # Python packages of the scripts: in build/python, unless python3 has them or PYTHON names another one. Tests without them are skipped.
 install_python_packages() {
-    local modules="gguf, jinja2, matplotlib, pandas, pyarrow, scipy, statsmodels, tokenizers, xxhash" folder=build/python
+    local modules="gguf, ipykernel, jinja2, matplotlib, nbconvert, pandas, pyarrow, scipy, statsmodels, tokenizers, xxhash" folder=build/python
     if [ -n "${PYTHON:-}" ] || python3 -c "import $modules" 2> /dev/null; then return; fi
     if "$folder/bin/python3" -c "import $modules" 2> /dev/null || { python3 -m venv --clear --system-site-packages "$folder" &&
         "$folder/bin/pip" install --retries 1 --timeout 20 $(tr -d , <<< "$modules"); } > "$work/pip" 2>&1; then

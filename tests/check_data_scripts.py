@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """scripts/evaluation_items.py, export_gguf.py, export_log.py, fineweb.py and train_tokenizer.py in this process: what they make and what they
-refuse. Prints `ok NAME`, `FAIL NAME: why` or, for a Python package that is missing, `skip NAME: why`. tests/data_scripts.sh runs it.
+refuse; and scripts/first_hour.ipynb, run by nbconvert. Prints `ok NAME`, `FAIL NAME: why` or, for a Python package that is missing,
+`skip NAME: why`. tests/data_scripts.sh runs it.
 
     python3 tests/check_data_scripts.py FOLDER      with shards, a text and a checkpoint of that script
 """
@@ -399,8 +400,43 @@ def check_export_log():
         expect('export_log: a tracker that is not installed', 2, 'pip install wandb', export_log, log, '--to', 'wandb')
 
 
+def run_notebook(steps):
+    """Runs scripts/first_hour.ipynb with short runs; returns what nbconvert prints, and the outputs of all cells."""
+    out = WORK / f'first_hour_{steps}'
+    done = subprocess.run([sys.executable, '-m', 'nbconvert', '--to', 'notebook', '--execute', '--output-dir', out, ROOT / 'scripts/first_hour.ipynb'],
+                          capture_output=True, text=True, env=os.environ | {'STEPS': str(steps), 'OUT': str(out), 'OMP_NUM_THREADS': '1',
+                          'IPYTHONDIR': str(WORK / 'ipython'), 'JUPYTER_RUNTIME_DIR': str(WORK / 'jupyter')})
+    if done.returncode:
+        return done.stderr, []
+    cells = json.loads((out / 'first_hour.ipynb').read_text())['cells']
+    return done.stderr, [output for cell in cells for output in cell.get('outputs', [])]
+
+
+def check_first_hour():
+    stripped = json.loads((ROOT / 'scripts/first_hour.ipynb').read_text())['cells']
+    check('first_hour: git has no outputs', not any(cell.get('outputs') or cell.get('execution_count') for cell in stripped))
+    printed, outputs = run_notebook(20)
+    check('first_hour: runs', bool(outputs), printed[-300:])
+    text = ''.join(''.join(output.get('text', '')) for output in outputs)
+    data = [output.get('data', {}) for output in outputs]
+    tables = ''.join(''.join(one.get('text/html', '')) for one in data)
+    logs = {variant: objects_in(WORK / f'first_hour_20/{variant}/log.jsonl') for variant in ('causal', 'asga')}
+    done = {variant: log[-1] for variant, log in logs.items()}
+    check('prints the end of both runs', all(one['weights_hash'] in text for one in done.values()), text)
+    causal, asga = (done[variant]['val_loss'] for variant in ('causal', 'asga'))
+    check('compares the last validation losses of the logs', f'step 20: causal {causal:.4f}, asga {asga:.4f}, difference {asga - causal:+.4f}' in text, text)
+    losses = [one['val_loss'] for log in logs.values() for one in log if 'val_ppl' in one]
+    check('has each validation in a table', len(losses) == 20 and all(f'{loss:.6f}' in tables for loss in losses), losses)
+    check('draws losses, attention, a mask and the comparison', sum('image/png' in one for one in data) == 4, [list(one) for one in data])
+    check('first_hour: a trainer that refuses stops it', 'train_asga exits with code 2' in run_notebook(-1)[0])
+
+
 check_evaluation_items()
 check_export_log()
+if all(map(has, ('nbconvert', 'ipykernel', 'pandas', 'matplotlib'))):
+    check_first_hour()
+else:
+    print(f'skip first_hour: {sys.executable} lacks nbconvert, ipykernel, pandas or matplotlib')
 if has('pyarrow'):
     check_fineweb()
 else:

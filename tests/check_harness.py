@@ -1,11 +1,12 @@
 """Scores checkpoints of every attention variant with lm-evaluation-harness, through transformers and the Python files that they carry, and
 with ./train_VARIANT --evaluate, on the same items, and compares all log-likelihoods and accuracies. The settings are those of the
-fixtures (scripts/fixture_forms.py), by which contexts of up to 330 tokens have something to leave out. No network. From the
-repository's root, after `make all`:
+fixtures (scripts/fixture_forms.py), by which contexts of up to 330 tokens have something to leave out. Runs two of RULER's tasks through
+scripts/harness.py's model, with stand-ins for ./generate and with itself. No network. From the repository's root, after `make all`:
 
     python3 tests/check_harness.py [--table] [VARIANT ...]
 """
 import argparse
+import importlib.util
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 temporary = tempfile.TemporaryDirectory()   # goes when the program ends
 work = Path(temporary.name)
@@ -24,7 +26,9 @@ from lm_eval.models.huggingface import HFLM                            # noqa: E
 from lm_eval.tasks import TaskManager                                  # noqa: E402
 
 sys.path.insert(0, 'scripts')
+import harness                                                         # noqa: E402
 from attention_torch.variants import TABLE                             # noqa: E402
+from checks import check                                               # noqa: E402
 from fixture_forms import FORMS                                        # noqa: E402
 
 WORDS = ('the people of this nation have made their choice and the union is strong in every state so that we may go on with the work '
@@ -115,6 +119,57 @@ def check_control(folder, path, tasks):
     return worst > 1e-3
 
 
+# In place of ./generate: writes the value of the key that a prompt ends with, plus OFFSET; without such a key, --tokens and the prompt.
+STAND_IN = r'''#!PYTHON
+import json, re, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open(options["--out"], "w") as out:
+    for prompt in [json.loads(line)["prompt"] for line in open(options["--prompts"])]:
+        key = re.search(r".*magic number for (.+) mentioned in the provided text is$", prompt)
+        value = key and int(re.search(rf"for {re.escape(key[1])} is: (\d+)\.", prompt)[1]) + OFFSET
+        print(json.dumps({"text": f" {value}." if key else f"{options['--tokens']} {prompt}"}), file=out)
+'''
+
+
+def stand_in(offset):
+    path = work / f'generate_{offset}'
+    path.write_text(STAND_IN.replace('PYTHON', sys.executable).replace('OFFSET', str(offset)))
+    path.chmod(0o755)
+    return path
+
+
+def ruler(engine, tokenizer, limit=None):
+    """Results of two tasks at two lengths: the scores by task and length, and the samples of each task."""
+    tasks = TaskManager(include_path=str(Path(lm_eval.__file__).parent / 'tasks/ruler'), include_defaults=False,
+                        metadata={'max_seq_lengths': [512, 1024], 'tokenizer': str(tokenizer)})
+    found = lm_eval.simple_evaluate(model=engine, tasks=['niah_single_1', 'niah_multikey_2'], task_manager=tasks, limit=limit)
+    scores = {task: [result.get(f'{length},none') for length in (512, 1024)] for task, result in found['results'].items()}
+    return scores, found['samples']
+
+
+def check_ruler(folder):
+    """RULER's scores follow from the texts that ./generate writes."""
+    engine = harness.register_engine()
+    for name, offset, expected in (('right', 0, 1), ('wrong', 1, 0)):
+        scores, samples = ruler(engine(folder, generate=stand_in(offset)), folder)
+        check(f'modeling: RULER with {name} answers', scores == dict.fromkeys(scores, [expected, expected]) and len(scores) == 2
+              and all(len(rows) > 800 for rows in samples.values()), scores)
+    scores, samples = ruler(engine(folder, generate='./generate'), folder, 2)
+    rows = [row for rows in samples.values() for row in rows]
+    asked, written = [row['arguments'][0][0] for row in rows], [row['resps'][0][0] for row in rows]
+    alone = [subprocess.run(['./generate', '--checkpoint', folder, '--prompt', prompt, '--tokens', '128', '--temperature', '0'],
+                            capture_output=True).stdout.decode(errors='replace') for prompt in asked]
+    check('modeling: RULER has the texts that ./generate writes', len(rows) == 4 and all(written) and
+          all(text.strip() in one for text, one in zip(written, alone, strict=True)), (written[:1], alone[:1]))
+    requests = [SimpleNamespace(args=('a##b c', {'max_gen_toks': tokens, 'until': ends})) for tokens, ends in ((5, [' c', '##']), (7, []), (5, ['b']))]
+    check('modeling: texts end before "until", each with its own number of tokens',
+          engine(folder, generate=stand_in(0)).generate_until(requests) == ['5 a', '7 a##b c', '5 a##'])
+    for name, code, words, tasks in (('tasks of two kinds', 2, 'run apart', ['niah_single_1', 'piqa']),
+                                     ('no checkpoint', 7, 'holds no tokenizer.json', ['niah_single_1'])):
+        done = subprocess.run([sys.executable, 'scripts/harness.py', str(work / 'nothing'), *tasks], capture_output=True, text=True)
+        check(f'modeling: harness.py refuses {name}', done.returncode == code and words in done.stderr, done.stderr[-200:])
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--table', action='store_true', help='print a table in Markdown instead')
@@ -123,7 +178,7 @@ def main():
     logging.disable(logging.WARNING)
     path = work / 'own.jsonl'
     path.write_text(''.join(json.dumps(item) + '\n' for item in items()))
-    template = Path('scripts/lm_eval/own_items.yaml').read_text()
+    template = Path('scripts/own_items.yaml').read_text()
     (work / 'own.yaml').write_text(template.replace('NAME', 'own').replace('FILE', str(path)).replace('DELIMITER', '" "'))
     tasks = TaskManager(include_path=str(work), include_defaults=False)
     if arguments.table:
@@ -132,6 +187,11 @@ def main():
     good = [compare(variant, path, tasks, arguments.table) for variant in arguments.variants]
     if not arguments.table and 'sinks' in arguments.variants:
         good.append(check_control(work / 'sinks/step_00000040', path, tasks))
+    if not arguments.table and 'causal' in arguments.variants:
+        if all(map(importlib.util.find_spec, ('nltk', 'scipy', 'wonderwords'))):
+            check_ruler(work / 'causal/step_00000040')
+        else:
+            print(f'skip modeling: RULER: {sys.executable} lacks lm_eval[ruler]')
     return 0 if all(good) else 1
 
 

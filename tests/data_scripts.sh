@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Python scripts around data: scripts/evaluation_items.py, export_gguf.py, export_log.py, fineweb.py and train_tokenizer.py, and the engine on what
-# they make. Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` for packages that python3 lacks (PYTHON=FILE: another).
+# they make; scripts/first_hour.ipynb. Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` for packages that python3 lacks (PYTHON=FILE: another).
 # Needs: make tokenize train_causal train_asga build/dev/token_ids
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
