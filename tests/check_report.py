@@ -237,6 +237,11 @@ def horizons(work):
           rows[0][0] == 'dsa' and rows[0][-1] == f'0.50 +- {half:.2f}', rows)
     check('none where the sign changes', rows[1][0] == 'asga' and rows[1][-1] == '-', rows)
     check('with a picture', any('length of a run' in caption for caption, _ in section.pictures()))
+    book = Planted(work, 'horizons_lacking')
+    for setting, tokens in (('steps_500', 1), ('steps_2000', 4), ('steps_8000', 16)):
+        for arm in ('causal', 'dsa')[:1 if tokens == 16 else 2]: book.run('e15_horizon', arm, 1, 2.0, 'medium', setting, tokens=tokens)
+    refused('an arm without runs at one horizon', 'dsa has no runs of 16 tokens, where others have; run.py e15_horizon --scale medium --arms '
+            'dsa makes them', lambda: page.sections(book.report()), 3)
 
 
 def pairs_of_results(work):
@@ -286,7 +291,7 @@ def whole(work):
                         ('what the source says', '4.904 against 4.927')):
         check(f'the Markdown has {what}', words in text, words)
         check(f'the page has {what}', re.sub(r'^(- .*: |\*\*)', '', words) in html, words)
-    check('it has pictures', html.count('<figcaption>') == 7, html.count('<figcaption>'))
+    check('it has pictures', html.count('<figcaption>') == 9, html.count('<figcaption>'))
 
 
 def written(work):

@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ RUN = [sys.executable, str(HERE / 'run.py'), '--no-build', '--cpu']
 DSA = ['e2_dsa', '--scale', 'smoke', '--arms', 'dsa']
 STREAM = ['e8_streaming', '--scale', 'smoke', '--arms', 'window_after']
 TINY = ['--model', 'qwen-tiny', '--seq-len', '64']
+SHORT = [*TINY, *'--seq-len 128 --steps 10 --val-batches 4 --dense-until 8'.split()]
 FIELDS = ('experiment arm variant seed scale status steps tokens lr val_loss bits_per_byte seconds flops weights_hash commit dirty '
           'machine data_hash command date').split()   # of a finished run, flat
 
@@ -257,14 +259,37 @@ def comparison(work):
     text = work / 'fox.txt'
     text.write_text(''.join(f'The quick brown fox jumps over the lazy dog. {n}\n' for n in range(2000)))
     command = ['--cpu', '--no-build', '--out', str(work / 'compare'), 'causal', 'dsa --window 4', '--text', str(text)]
-    told = printed_by(compare.main, *command, '--seeds', '2', '--', *TINY, *'--seq-len 128 --steps 10 --val-batches 4 --dense-until 8'.split())
-    check('a comparison on a text says how sparse each arm is, and has intervals', re.search(r'^\| causal \| [0-9,]+ \| 100.0% \|.* baseline ', told, re.M) and
+    told = printed_by(compare.main, *command, '--seeds', '2', '--', *SHORT)
+    check('a comparison on a text says how sparse each arm is, and has intervals',
+          re.search(r'^\| causal \| [0-9,]+ \| 100.0% \|.* baseline ', told, re.M) and
           re.search(r'^\| dsa --window 4 \| [0-9,]+ \| [1-9][0-9]?\.[0-9]% \|.* \+- [0-9]', told, re.M) and
           re.search(r'^dsa --window 4 - causal: [+-][0-9.]+ \+- [0-9.]+ nats \(2 paired seeds, 95%\): .*Smallest difference', told,
                     re.M), told)
     check('it warns of a baseline without context', told.count('Caution: The baseline uses no context beyond a window') == 1 and
           told.count('Caution: The baseline has learnt no context') == 1, told)
     check('and keeps the weights that it reads alone', len(list(work.glob('compare/runs/*/step_*'))) == 1)
+    mine = work / 'compare/ledger.jsonl'
+    check('its report has pictures, the same from its ledger', (page := (work / 'compare/report.html').read_text()).count('<svg') == 3 and
+          printed_by(reports.main, '--ledger', mine, '--out', work / 'again') == '' and (work / 'again/report.html').read_text() == page)
+    words, before = ['--seeds', '3', '--dry-run', '--', *SHORT], mine.read_bytes()
+    told = printed_by(compare.main, *command, *words)
+    check('a dry run has the runs that are left and their hours, and adds nothing', re.search(
+        r'seeds: 6 runs, 4 finished; [0-9.]+ hours .*\n.*\n   step times: FLOPs at the rate of [0-9]+ finished runs', told) and
+          mine.read_bytes() == before, told)
+    told = printed_by(compare.main, '--slurm', *command, *words[:2], *words[3:])
+    lines = [shlex.split(line.removeprefix('job=$(')[:-1]) for line in told.splitlines()]
+    check('arrays of Slurm, one for each stage, wait for each other', [line[2] for line in lines] == ['--array=0-5', '--array=0-0'] and
+          lines[1][3] == '--dependency=afterok:$job', told)
+    of_slurm = os.environ | {'SLURM_ARRAY_TASK_ID': '5', 'PYTHON': sys.executable}
+    subprocess.run(['bash', *lines[0][3:]], cwd=ROOT, env=of_slurm, check=True, stdout=subprocess.DEVNULL)
+    ended = [(r['arm'], r['seed']) for r in records(work / 'compare')][5:]
+    check('an element of the array performs its run', ended == [('dsa --window 4', 3)], ended)
+    mine.write_text(''.join(line for line in before.decode().splitlines(True) if '"plan"' not in line))
+    refused('a comparison that was stopped has no report', 'no run of a known plan is finished; start run.py or compare.py again',
+            lambda: reports.main(['--ledger', str(mine)]), 3)
+    (work / 'nano.jsonl').write_text('{"iter":1,"loss":4.1}\n{"iter":2,"loss":4.0}\n')
+    refused('a ledger of another engine', 'nano.jsonl: is no ledger of this engine, as 2 of its lines are no records',
+            lambda: reports.main(['--ledger', str(work / 'nano.jsonl')]), 3)
     before = compare.tokenized([text], work / 'compare')
     text.write_text(text.read_text().replace('quick', 'quack'))
     check('a text that changed, not in size, has other shards', compare.tokenized([text], work / 'compare') != before)

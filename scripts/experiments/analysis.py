@@ -21,22 +21,26 @@ UNTRAINED = ['timing', *TIMED]               # stages that measure times
 
 
 def read_runs(paths):
-    """A row for every finished run of a plan. Of one place in a plan the newest run counts: others had another engine or data."""
-    finished, keys, attempts, commands = {}, {}, Counter(), {}
+    """(a row for every finished run of a plan, {experiment: (plan, keys of its runs)} of plans that ledgers keep). Of one place in a plan
+    the newest run counts: others had another engine or data."""
+    finished, keys, attempts, commands, plans = {}, {}, Counter(), {}, {}
     for path in paths:
         if not Path(path).exists(): raise Refused(f'{path}: is not there; run.py writes it', EXIT_DATA)
         ledger = Ledger(path)
         try:
+            plans |= {record['experiment']: (Experiment(record['experiment'], table=record['table']), set(record['keys']))
+                      for record in ledger.records if record['event'] == 'plan'}
             for record in ledger.records:
                 if record['event'] in FINISHED: finished.setdefault(record['key'], record)
-                if record['event'] == 'run': keys[tuple(record[label] for label in LABELS)] = record['key']
+                planned = record['event'] == 'run' and plans.get(record['experiment'], (None, {record['key']}))[1]
+                if planned and record['key'] in planned: keys[tuple(record[label] for label in LABELS)] = record['key']
                 if record['event'] == 'start': attempts[record['key']] += 1
         except KeyError as lacking:
             raise Refused(f'{path}: a record lacks the key {lacking}; run.py writes ledgers', EXIT_DATA) from lacking
         commands |= ledger.commands
     starts = {key: {'attempts': attempts[key], 'command': commands.get(key, '')} for key in finished}
     return frame([dict(zip(LABELS, place)) | starts[key] | numbers_of(finished[key])
-                  for place, key in keys.items() if key in finished])
+                  for place, key in keys.items() if key in finished]), plans
 
 
 def frame(rows):
@@ -98,15 +102,16 @@ class Report:
     those of the `sweep`. `comparisons` has (experiment, scale, setting) -> (arm, against) -> Comparison."""
 
     def __init__(self, paths, only=None, scale=None):
-        written = read_claims()
+        written, (runs, plans) = read_claims(), read_runs(paths)
+        known = [*known_experiments(), *plans]
+        if set(runs.experiment) <= set(plans): only = only or list(plans)   # nothing that claims are on
         self.analysis, self.printed, self.not_run = written['analysis'], written['printed'], [] if only else written['not_run']
-        self.statements = written['statements']
+        self.statements = [] if only and set(only) <= set(plans) else written['statements']
         self.struck = {(row['experiment'], row['scale']): row['why'] for row in written['struck']}
         self.claims = [claim for claim in written['claims'] if not only or claim['experiment'] in only]
         self.cards = cards()
-        runs = read_runs(paths)
-        runs = runs[runs.experiment.isin(only or known_experiments()) & runs.scale.isin([scale] if scale else SCALES)]
-        self.experiments = {name: Experiment(name) for name in known_experiments() if name in set(runs.experiment)}
+        runs = runs[runs.experiment.isin(only or known) & runs.scale.isin([scale] if scale else SCALES)]
+        self.experiments = {name: plans[name][0] if name in plans else Experiment(name) for name in known if name in set(runs.experiment)}
         runs = runs.assign(order=[self._order(*labels) for labels in runs[LABELS].values])
         runs = runs.sort_values(['order', 'seed'], kind='stable')
         self.runs, self.sweep = runs, runs[runs.stage == 'sweep']

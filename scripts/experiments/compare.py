@@ -4,12 +4,15 @@
     compare.py causal asga                                        # the first is the baseline; the bundled text, three seeds
     compare.py causal dsa 'dsa --window 128' --text book.txt      # your own text, in bytes; options of one arm
     compare.py causal asga --seeds 5 --rates 0.5 1 2 -- --steps 2000 --seq-len 1024 --window 64 --dense-until 128
+    compare.py --dry-run causal asga                              # the runs and an estimate of their hours
+    compare.py --slurm causal asga | bash                         # one array per stage; then the same command without --slurm
 
 Options behind `--` are for all arms; those that compare.py sets itself (seeds, an arm's rate, data) are refused. Variants without a
 window ignore --window and --dense-until. Defaults: 500 steps of 8 x 512 tokens, qwen-1m, learning rate 4e-3, --window 32 --dense-until
 64, so that sparse variants are sparse at this length (column "pairs"). With --rates each arm takes its best of these factors, tuned on
 one half of the validation tokens; losses are of the other. Cautions say what the table cannot show (guards.py). OUT keeps finished
-runs, and the same command resumes stopped ones.
+runs, and the same command resumes stopped ones. OUT/report.html has the tables and pictures, as report.py --ledger OUT/ledger.jsonl
+makes them again.
 
 Exit codes: 0 done, 1 a run failed, 2 usage, 3 data, 75 stopped by a signal.
 """
@@ -20,13 +23,15 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from statistics import median
 
+import report as reports
 import run as runner
 import stats
-from analysis import compare_arms, frame, numbers_of
+from analysis import Report
 from guards import cautions, unigram_loss
-from ledger import key_of
-from packages import EXIT_DATA, ROOT, Refused, guarded, split_at_dashes
+from ledger import Ledger, key_of
+from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, split_at_dashes
 from plan import Experiment
 from session import Session
 from tables import arm_table, as_markdown, number
@@ -34,6 +39,7 @@ from work import Work
 
 DEFAULTS = {'model': 'qwen-1m', 'seq-len': 512, 'batch-size': 8, 'steps': 500, 'lr': 4e-3, 'window': 32, 'dense-until': 64,
             'val-batches': 1000}
+TOKENS = ('total-batch-tokens', 'batch-size', 'seq-len')   # of a step
 BUNDLED = 'data/bundled/sotu_manifest.json'   # trainers read it where no text is given, and when options are tried
 # Options of a trainer that the plan sets, so that an arm would be compared with itself.
 DECIDED = {'lr', 'lr-times', 'seed', 'out', 'threads', 'device', 'resume', 'checkpoint', 'train-data', 'val-data', 'config',
@@ -121,11 +127,30 @@ def tokenized(texts, out):
     return folder
 
 
-def show(work):
+def expect(work):
+    """Set the plan's step times: FLOPs at the median rate of finished runs, of the same variant if there are any, on such a device."""
+    session, plan, rates, on_gpu = work.session, work.experiment, {}, bool(work.session.at[0].devices)
+    for path in [*sorted((HERE / 'results').glob('*.jsonl')), session.ledger.path]:
+        for record in Ledger(path).finished.values():
+            r = record['result']
+            counted = r.get('ms') and r.get('validation') and r.get('flops_per_token')
+            if not counted or ('gpu' in record.get('place', '')) != on_gpu: continue
+            step, tokens, *_ = r['validation'][-1]
+            rates.setdefault(record.get('variant'), []).append(tokens / step * r['flops_per_token'] / r['ms'] * 1e3)
+    every = [rate for of in rates.values() for rate in of]
+    for run in work.runs('seeds'):   # refuses options that a trainer lacks before the baseline trains
+        per_token, o = session.flops(run), {name: int(value) for name, value in run.options.items() if name in TOKENS}
+        if per_token is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
+        tokens = o.get('total-batch-tokens', o['batch-size'] * o['seq-len'])
+        if every: plan.relative_seconds[run.arm] = tokens * per_token / median(rates.get(run.variant, every))
+    plan.scales['reduced'] |= {'seconds_per_step': 1.0} if every else {}
+    plan.scales['reduced']['estimate'] = f'FLOPs at the rate of {len(every)} finished runs, without validation' if every else 'unknown'
+
+
+def show(work, report):
     """Print the table, and a sentence for every arm."""
-    planned, finished = work.runs('seeds'), work.session.ledger.finished
-    runs, read = (frame([run.labels | numbers_of(finished[run.key]) for run in of]) for of in (planned, work.runs('phase2')))
-    comparisons = compare_arms(runs, [(arm, work.experiment.baseline) for arm in work.planner.arms])
+    planned, runs = work.runs('seeds'), report.trained[report.trained.setting == '']
+    comparisons = report.comparisons['compare', 'reduced', '']
     table = arm_table(runs, comparisons, work.experiment.baseline)
     means = runs.groupby('arm', sort=False)[['parameters', 'val_bpb', 'ms']].mean()
     first = {run.arm: run for run in reversed(planned)}
@@ -145,7 +170,7 @@ def show(work):
         print(f'{name} - {base}: {c.mean:+.4f} +- {c.half_width:.4f} nats ({c.pairs} paired seeds, 95%): {word}{c.lost}. '
               f'Smallest difference that so many seeds see: {stats.smallest_detectable(c.pairs, c.sd):.3f}.')
     unigram = unigram_loss(work.session.data.globs(planned[0].data)[0])
-    for caution in cautions(runs, work.experiment.baseline, comparisons, read, unigram): print(f'Caution: {caution}')
+    for caution in cautions(runs, work.experiment.baseline, comparisons, report.runs, unigram): print(f'Caution: {caution}')
 
 
 def main(arguments=None):
@@ -157,28 +182,39 @@ def main(arguments=None):
     add('--data', help='folder with NAME_train_*.bin and NAME_val_*.bin instead')
     add('--seeds', type=int, default=3, help='number of seeds (default 3)')
     add('--rates', type=float, nargs='+', default=[], help='factors of the learning rate to choose from')
-    add('--jobs', type=int, default=0, help='runs at once (default: one per GPU; on a CPU one)')
+    add('--jobs', type=int, default=0, help='runs at once, several per GPU if more than GPUs (default: one per GPU; on a CPU one)')
     add('--cpu', action='store_true', help='leave GPUs alone')
     add('--out', default=str(ROOT / 'out/compare'), help='folder for runs and their ledger')
     add('--no-build', action='store_true', help='take the trainers as they are')
+    add('--dry-run', action='store_true', help='print the runs and an estimate of their hours; run nothing')
+    add('--slurm', action='store_true', help='print the commands that submit all stages as arrays (array.sbatch)')
+    add('--stage', help='a single stage: sweep, seeds, phase2')
+    add('--run', type=int, help='a single run of --stage, by number (array.sbatch)')
     options = parser.parse_args(words)
     if options.seeds < 1 or options.jobs < 0 or (options.text and options.data):
         parser.error('--seeds is at least 1, --jobs not negative, and --text and --data exclude each other')
     if not all(0 < rate < math.inf for rate in options.rates): parser.error('--rates are positive numbers')
     plan, out = experiment(options.arms, options_of(shared), options.seeds, options.rates), Path(options.out).resolve()
-    if not options.no_build:
+    if not (options.no_build or options.dry_run or options.slurm):
         runner.build(sorted({f'train_{table["variant"]}' for table in plan.arms.values()} | {'tokenize', BUNDLED}))
     data = tokenized([path.resolve() for path in options.text], out) if options.text else options.data
     if data: plan.scales['reduced']['data'] = 'own'
     settings = ['all', '--out', str(out), '--ledger', str(out / 'ledger.jsonl'), '--jobs', str(options.jobs)]
     settings += (['--data', str(data)] if data else []) + (['--cpu'] if options.cpu else [])
+    settings += [f'--{name}={value}' for name in ('stage', 'run') if (value := getattr(options, name)) is not None]
     work = Work(Session(runner.parse(settings)), plan, runner.say)
     if not (ROOT / BUNDLED).exists(): raise Refused(f'{BUNDLED} is not there, on which options are tried; make {BUNDLED}', EXIT_DATA)
-    for run in work.runs(work.planner.stages()[0]):   # refuses options that a trainer lacks before the baseline trains
-        if work.session.printed(run) is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
-    code = work.perform()
-    if code == 0: show(work)
-    return code
+    expect(work)
+    if options.slurm: return work.submission('compare.py', arguments)
+    work.describe()
+    code = 0 if options.dry_run else work.perform()
+    if code or options.dry_run or options.stage: return code
+    work.record_plan()
+    report = Report([work.session.ledger.path], [plan.name])
+    show(work, report)
+    reports.write(report, out)
+    print(f'{out}/report.html: tables and pictures')
+    return 0
 
 
 if __name__ == '__main__':

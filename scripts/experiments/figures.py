@@ -132,7 +132,7 @@ def draw_forest(lines):
         ours = {'color': COLORS[0], 'marker': 'o', 'linestyle': '', 'label': 'ours, 95%'}
         if c.pairs >= 2: ax.errorbar(c.mean, row, xerr=c.half_width, capsize=3, **ours)
         else: ax.plot(c.mean, row, markerfacecolor='white', **ours)
-        ax.plot(number, row, color=COLORS[1], marker='D', linestyle='', label='published')
+        if number is not None: ax.plot(number, row, color=COLORS[1], marker='D', linestyle='', label='published')
     ax.axvline(0, color='#444444', linewidth=0.8)
     ax.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
     ax.set(ylim=(-0.7, len(lines) - 0.3), xlabel='difference of validation loss, nats (negative: better)')

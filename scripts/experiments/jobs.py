@@ -26,18 +26,19 @@ PAUSE = 0.05                # seconds between two looks at a program
 
 
 class Place(NamedTuple):
-    """Devices for one run at a time."""
+    """Devices for one run at a time; several places may share a GPU."""
     devices: str = ''  # CUDA_VISIBLE_DEVICES; '' on a CPU
     threads: int = 1
     ranks: int = 1
 
 
 def places(jobs, ranks, on_cpu=False):
-    """One for each GPU (or group of as many as there are ranks), else `jobs` shares of the processors."""
+    """`jobs` of them, or one for each GPU (or group of as many as there are ranks), which more jobs share; shares of the processors on
+    a CPU."""
     if not on_cpu and (gpus := visible_gpus()):
         groups = [','.join(gpus[i:i + ranks]) for i in range(0, len(gpus) - ranks + 1, ranks)]
         if not groups: raise Refused(f'--ranks {ranks}: this machine shows {len(gpus)} GPUs')
-        return [Place(group, 0, ranks) for group in groups[:jobs or len(groups)]]
+        return [Place(groups[n % len(groups)], 0, ranks) for n in range(jobs or len(groups))]
     jobs = jobs or 1
     return [Place('', max(1, len(os.sched_getaffinity(0)) // (jobs * ranks)), ranks)] * jobs
 

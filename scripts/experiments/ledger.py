@@ -6,6 +6,7 @@ folder, threads, resuming). Records:
     {"event": "run", "key": ..., labels}                       a run that an experiment counts as its own
     {"event": "start" | "stopped" | "failed", "key": ...}      attempts
     {"event": "done" | "diverged", "key": ..., ...}            a finished run with its results: never repeated
+    {"event": "plan", "experiment": ..., "table", "keys"}      a finished comparison of compare.py and its runs
 
 Older ledgers also have lines "fixed", a choice among finished runs, which nothing reads.
 
@@ -64,24 +65,28 @@ class Ledger:
         except OSError as error:
             raise Refused(f'{self.path}: cannot be read ({error.strerror}); give another --ledger', EXIT_DATA) from error
         self.records, self.finished = [], {}
-        for number, text in enumerate(lines, 1):
-            if text: self._take(number, text)
+        odd = {number for number, text in enumerate(lines, 1) if text and not self._take(text)}
+        if len(odd) > max(1, len(self.records)):
+            raise Refused(f'{self.path}: is no ledger of this engine, as {len(odd)} of its lines are no records; give one that run.py or '
+                          'compare.py wrote', EXIT_DATA)
+        for number in sorted(odd - self._reported):
+            print(f'{self.path}:{number}: is cut short or no record, and passed over; run.py repeats its run', file=sys.stderr)
+        self._reported |= odd
 
-    def _take(self, number, text):
+    def _take(self, text):
+        """Whether a line is a record, which is kept."""
         try:
             record = json.loads(text)
             event = record['event']
         except (ValueError, TypeError, KeyError):
-            if number not in self._reported:
-                print(f'{self.path}:{number}: is cut short or no record, and passed over; run.py repeats its run', file=sys.stderr)
-            self._reported.add(number)
-            return
+            return False
         if event == 'start': self.commands[record.get('key')] = record.get('command', '')
         if event in FINISHED and 'key' in record:
             result = record.setdefault('result', {})
             result |= {inner: record[name] for name, inner in FLAT.items() if name in record}
             self.finished.setdefault(record['key'], record)
         self.records.append(record)
+        return True
 
     def append(self, event, **fields):
         """Append one line, whole or not at all, on a line of its own."""

@@ -4,12 +4,13 @@ import functools
 import figures
 from analysis import UNTRAINED, sweep_means
 from guards import cautions, unigram_loss
-from packages import ROOT
+from packages import EXIT_DATA, ROOT, Refused
 from plan import SCALES, TIMED, shape_name
 from tables import LEARNT, arm_table, comparison_table, grid_table, horizon_table, sweep_table, time_table
 from verdicts import NATS
 
 SETTINGS_AS_ONE = 4   # with so many settings a table of arms x settings comes first
+MOST_INTERVALS = 24   # in a picture
 SHORT = 3             # most commits and machines that are named
 SERIES = [('entropy', 'entropy of attention, nats', 'optimiser steps'), ('gate', 'mean gate', 'optimiser steps'),
           ('mass_95', 'share of keys with 95% of the mass', 'optimiser steps'),
@@ -18,7 +19,7 @@ SERIES = [('entropy', 'entropy of attention, nats', 'optimiser steps'), ('gate',
 
 def span(values, form='{:,}'):
     """'a' or 'a to b' of numbers; '' without any."""
-    values = [value for value in values if value]
+    values = [int(value) if isinstance(value, str) else value for value in values if value]   # compare.py keeps words
     return ' to '.join(dict.fromkeys(form.format(v) for v in (min(values), max(values)))) if values else ''
 
 
@@ -81,9 +82,11 @@ class Section:
                  for arm, losses in sweep_means(self.sweep).items() if losses.notna().any() and len(losses) > 1
                  and (best := losses.idxmin()) in (losses.index.min(), losses.index.max()))]
         if self.struck: found = [f'Struck, without a verdict: {self.struck}.', *found]
-        alone = self.trained.groupby(['setting', 'arm']).filter(lambda own: len(own) == 1)
+        reads = [setting for setting, table in self.experiment.settings.items() if table.get('evaluate')]
+        seeded = self.trained[~self.trained.setting.isin(reads)]
+        alone = seeded.groupby(['setting', 'arm']).filter(lambda own: len(own) == 1)
         if alone.empty: return found
-        which = 'One run of each arm' if len(alone) == len(self.trained) else f'One run of each of {alone.arm.nunique()} arms'
+        which = 'One run of each arm' if len(alone) == len(seeded) else f'One run of each of {alone.arm.nunique()} arms'
         if self.trained.accuracy.isna().all(): return [*found, f'{which}: differences have no interval.']
         return [*found, f'{which}: a number says that it has learnt its task ({LEARNT:.0%} of the items right or more) or has not, '
                 'and nothing of how far two arms that have learnt it, or have not, are apart.']
@@ -124,11 +127,21 @@ class Section:
         for setting, own in self.trained[self.trained.arm == e.baseline].groupby('setting', sort=False):
             trains = not e.settings[setting].keys() & {'task', 'labelled', 'evaluate'}
             if trains and (tokens := own.record.iloc[0]['result'].get('tokens')): lengths[tokens] = self.comparisons[setting]
+        there = {tokens: {arm for (arm, _), c in of.items() if c.pairs} for tokens, of in lengths.items()}
+        lacking = [(arm, tokens) for tokens, arms in there.items() for arm in sorted(set().union(*there.values()) - arms)]
+        if len(lengths) > 2 and lacking:
+            arm, tokens = lacking[0]
+            raise Refused(f'{self.name}, scale {self.scale}: {arm} has no runs of {tokens:,} tokens, where others have; run.py {self.name} '
+                          f'--scale {self.scale} --arms {arm} makes them', EXIT_DATA)
         return dict(sorted(lengths.items()))
 
     def compared(self):
-        """[(name, comparison, published number)] of claims in nats."""
+        """[(name, comparison, published number)] of claims in nats; without any those against the baseline, and None."""
         in_nats = [one for one in self.findings if one.claim['unit'] == NATS and one.found.pairs and not self.struck]
+        if not in_nats and not self.struck:
+            return [(', '.join(filter(None, (arm, self.experiment.label(setting)))), c, None)
+                    for setting, of in self.comparisons.items() for (arm, against), c in of.items()
+                    if against == self.experiment.baseline and c.pairs][:MOST_INTERVALS]
         name = lambda one: f'{one.claim["document"]}: {one.claim["arm"]} - {one.claim["against"]}' + (f', {one.where}' if one.where else '')
         return [(name(one), one.found, one.claim['number']) for one in in_nats]
 
@@ -136,7 +149,8 @@ class Section:
         """[(caption, svg)]."""
         e, found = self.experiment, []
         if lines := self.compared():
-            found.append(('Differences by seed with 95% intervals, and the published numbers', figures.draw_forest(lines)))
+            found.append((f'Differences by seed with 95% intervals{", and the published numbers" if lines[0][2] is not None else ""}',
+                          figures.draw_forest(lines)))
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))

@@ -57,7 +57,8 @@ def main(arguments=None):
     ledgers = options.ledger or smoke or sorted(map(str, (HERE / 'results').glob('*.jsonl')))
     if not ledgers: raise Refused(f'{HERE / "results"}: has no ledger; run.py makes one, and --ledger names another', EXIT_DATA)
     report = Report(ledgers, options.experiments, options.scale)
-    if report.runs.empty: raise Refused(f'{", ".join(ledgers)}: no run is finished', EXIT_DATA)
+    if report.runs.empty:
+        raise Refused(f'{", ".join(ledgers)}: no run of a known plan is finished; start run.py or compare.py again, which go on', EXIT_DATA)
     size = write(report, Path(options.out))
     for finding in report.findings: print(finding.line)
     print(f'{options.out}/report.html: {len(report.runs)} runs, {size / 1e3:.0f} kB', file=sys.stderr)

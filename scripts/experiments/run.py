@@ -40,7 +40,8 @@ def parse(arguments):
     add('--scale', default='reduced', help=f'{", ".join(SCALES)} (default reduced)')
     add('--seeds', type=int, help='number of seeds (default: the plan\'s); 0: the sweep alone')
     add('--arms', nargs='+', help='arms to run beside the baseline (default: all)')
-    add('--jobs', type=int, default=0, help='runs at once (default: one per GPU; on a CPU one, at scale smoke one per processor)')
+    add('--jobs', type=int, default=0, help='runs at once, several per GPU if above the number of GPUs (default: one per GPU; on a CPU '
+        'one, at scale smoke one per processor)')
     add('--ranks', type=int, default=1, help='ranks of a run, a GPU each')
     add('--cpu', action='store_true', help='leave GPUs alone: --device cpu for every program')
     add('--data', help='folder with NAME_train_*.bin and NAME_val_*.bin, for plans that do not read the bundled text')
@@ -50,6 +51,7 @@ def parse(arguments):
     add('--programs', help='folder of the trainers (default: the tree\'s root)')
     add('--no-build', action='store_true', help='take the trainers as they are')
     add('--dry-run', action='store_true', help='print the plan and its hours; run nothing')
+    add('--slurm', action='store_true', help='print the commands that submit all stages as arrays (array.sbatch)')
     add('--stage', help='a single stage: sweep, seeds, seconds, phase2, turns, writes, ...')
     add('--run', type=int, help='a single run of --stage, by number (array.sbatch)')
     options = parser.parse_args(arguments)
@@ -74,6 +76,8 @@ def main(arguments=None):
         if options.stage and options.stage not in one.planner.stages():
             raise Refused(f'{one.experiment.name} at scale {options.scale} has no stage {options.stage}; it has: '
                           f'{", ".join(one.planner.stages())}')
+    if options.slurm and len(work) != 1: raise Refused('--slurm submits the stages of one experiment; name one')
+    if options.slurm: return work[0].submission('run.py', arguments)
     if not options.no_build and not options.dry_run:
         programs = {f'train_{one.experiment.arms[arm].get("variant", arm)}' for one in work for arm in one.planner.arms}
         build(sorted(programs | {'generate' for one in work if 'writes' in one.planner.stages()}))

@@ -96,7 +96,7 @@ def horizon_table(horizons, baseline):
     rows = []
     for arm in dict.fromkeys(arm for of in horizons.values() for arm, against in of if against == baseline):
         of_arm = {tokens: c for tokens, of in horizons.items() if (c := of.get((arm, baseline))) and c.pairs}
-        law = stats.power_law(pd.DataFrame({tokens: c.differences for tokens, c in of_arm.items()}).dropna()) if len(of_arm) > 2 else None
+        law = stats.power_law(pd.DataFrame({tokens: c.differences for tokens, c in of_arm.items()}).dropna())
         rows.append({'arm': arm} | {f'{tokens:,} tokens': interval(c) for tokens, c in of_arm.items()} |
                     {'falls as tokens to the power of -a, a': f'{law[0]:.2f} +- {law[1]:.2f}' if law else EMPTY})
     return table_of(rows)

@@ -3,7 +3,7 @@ import math
 from statistics import mean, median
 
 from jobs import Jobs, human_time
-from packages import EXIT_FAILED, EXIT_SIGNAL, Refused
+from packages import EXIT_FAILED, EXIT_SIGNAL, Refused, quoted
 from plan import TIMED, Planner
 
 
@@ -65,6 +65,22 @@ class Work:
                   f'{human_time(seconds / len(s.at))} at {len(s.at)} at once')
         print(f'   step times: {self.planner.table["estimate"]}')
         return left
+
+    def submission(self, program, arguments):
+        """Print the sbatch command of each stage, which waits for the one before."""
+        words, after = quoted(arguments, '--slurm'), ''
+        for stage in self.planner.stages():
+            alone = ' --exclusive' if stage in ('timing', *TIMED) else ''
+            print(f'job=$(sbatch --parsable --array=0-{len(self.runs(stage)) - 1}{after}{alone} scripts/experiments/array.sbatch '
+                  f'{program} --stage {stage} {words})')
+            after = ' --dependency=afterok:$job'
+        return 0
+
+    def record_plan(self):
+        """Append the plan and the keys of its runs to the ledger: report.py has no file of a plan that compare.py made."""
+        keys = [run.key for stage in self.planner.stages() for run in self.runs(stage)]
+        table = {name: getattr(self.experiment, name) for name in ('title', 'baseline', 'arms', 'settings', 'scales')}
+        self.session.ledger.append('plan', experiment=self.experiment.name, table=table, keys=keys)
 
     def asked_stages(self):
         """All stages, or the one of --stage."""
