@@ -14,8 +14,8 @@ items have several contexts, is the harness's own task. The harness's acc is the
 character mean; ./train_causal --evaluate prints both.
 
 RULER's tasks (niah_*, ruler_*) are generated to lengths in the checkpoint's tokens; ./generate answers them greedily, as batches of
---batch_size prompts (default 8), with the KV cache of the checkpoint's own mechanism. Without network: niah_single_1,
-niah_multikey_2, niah_multikey_3, ruler_vt, ruler_cwe, ruler_fwe. The others read essays or questions from the hub.
+--batch_size prompts (default 8), with the KV cache of the checkpoint's own mechanism. model/README.md, "RULER", lists the tasks that
+need no network.
 Exit codes: 0 done, 2 usage or a missing package, 3 items, 7 the checkpoint; else the harness's.
 """
 import importlib.util

@@ -415,18 +415,18 @@ def run_notebook(steps):
 def check_first_hour():
     stripped = json.loads((ROOT / 'scripts/first_hour.ipynb').read_text())['cells']
     check('first_hour: git has no outputs', not any(cell.get('outputs') or cell.get('execution_count') for cell in stripped))
-    printed, outputs = run_notebook(20)
+    printed, outputs = run_notebook(4)
     check('first_hour: runs', bool(outputs), printed[-300:])
     text = ''.join(''.join(output.get('text', '')) for output in outputs)
     data = [output.get('data', {}) for output in outputs]
     tables = ''.join(''.join(one.get('text/html', '')) for one in data)
-    logs = {variant: objects_in(WORK / f'first_hour_20/{variant}/log.jsonl') for variant in ('causal', 'asga')}
+    logs = {variant: objects_in(WORK / f'first_hour_4/{variant}/log.jsonl') for variant in ('causal', 'asga')}
     done = {variant: log[-1] for variant, log in logs.items()}
     check('prints the end of both runs', all(one['weights_hash'] in text for one in done.values()), text)
     causal, asga = (done[variant]['val_loss'] for variant in ('causal', 'asga'))
-    check('compares the last validation losses of the logs', f'step 20: causal {causal:.4f}, asga {asga:.4f}, difference {asga - causal:+.4f}' in text, text)
+    check('compares the last validation losses of the logs', f'step 4: causal {causal:.4f}, asga {asga:.4f}, difference {asga - causal:+.4f}' in text, text)
     losses = [one['val_loss'] for log in logs.values() for one in log if 'val_ppl' in one]
-    check('has each validation in a table', len(losses) == 20 and all(f'{loss:.6f}' in tables for loss in losses), losses)
+    check('has each validation in a table', len(losses) == 8 and all(f'{loss:.6f}' in tables for loss in losses), losses)
     check('draws losses, attention, a mask and the comparison', sum('image/png' in one for one in data) == 4, [list(one) for one in data])
     check('first_hour: a trainer that refuses stops it', 'train_asga exits with code 2' in run_notebook(-1)[0])
 
