@@ -128,6 +128,23 @@ def grids(page):
         check(f'the page: e8_streaming at scale medium, {name}', all(found), (row, found))
 
 
+def sinks(page):
+    """e16: losses of each model as it was trained and as it is read, and the ranges in the sentences on them."""
+    arms = ['causal', 'window_after', 'sinks_after'] * 2 + ['sink_logits', 'sink_logits_after', 'dsa_no_window', 'gated_after',
+                                                            'sliding_window', 'sinks', 'forgetting']
+    for number, ((name, row), arm) in enumerate(zip(page.table('**e16_sinks**, whole').items(), arms, strict=True)):
+        near, far = ('plain_after', 'plain_far') if 3 <= number < 6 else ('idle_after' if number < 10 else 'idle', 'idle_far')
+        found = [agrees(cell, page.values('e16_sinks', arm, setting)) for cell, setting in zip(row, (near, far))]
+        check(f'the page: e16_sinks, {name}', all(found), (row, found))
+    differences = lambda arm, against, *settings: [d for setting in settings for d in numpy.subtract(
+        page.values('e16_sinks', arm, setting), page.values('e16_sinks', against, setting))]
+    breaks = differences('window_after', 'causal', 'idle_after', 'plain_after')
+    others = [differences('sink_logits_after', 'sink_logits', 'idle_after'), differences('gated_after', 'dsa_no_window', 'idle_after')]
+    check('the page: one sink repairs', max(map(abs, differences('sinks_after', 'causal', 'idle_after', 'plain_after'))) < 0.003)
+    page.says('e16_sinks in words', f'by {min(breaks):.2f} to {max(breaks):.2f} nats (sign test, p 0.002)',
+              ' and '.join(f'{min(d):.2f} to {max(d):.2f}' for d in others))
+
+
 def budget(page):
     """e13: losses at half and at the end, times, and the sentences on them."""
     name, runs = 'e13_budget', page.runs[(page.runs.experiment == 'e13_budget')]
@@ -219,6 +236,7 @@ def main(_):
     losses_and_differences(page)
     published(page)
     grids(page)
+    sinks(page)
     budget(page)
     sentences(page)
     recall_in_words(page)
