@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 import tomllib
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -115,7 +116,7 @@ class Experiment:
             except (OSError, tomllib.TOMLDecodeError) as error:
                 raise Refused(f'{self.path}: cannot be read: {error}') from error
         self._check_keys('experiment', '', table)
-        vars(self).update(DEFAULTS | table)   # the keys of the table are attributes
+        vars(self).update(deepcopy(DEFAULTS) | table)   # the keys of the table are attributes
         for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
             for of, inner in tables.items(): self._check_keys(kind, f'{kind}s.{of}', inner)
         self._check_keys('sweep', 'sweep', self.sweep)
