@@ -8,6 +8,7 @@ from experiment_checks import ROOT, check, close
 import analysis
 import guards
 import stats
+from page import sections
 
 PAGE = ROOT / 'scripts/experiments/README.md'
 
@@ -123,7 +124,7 @@ def grids(page):
         setting, arm = read.get(name, ('trained', name.partition(',')[0]))
         found = [agrees(cell, page.values('e8_streaming', arm, at)) for cell, at in zip(row, (setting, 'far'))]
         check(f'the page: e8_streaming, {name}', all(found), (row, found))
-    for (name, row), arm in zip(page.table('e8_streaming (25M parameters').items(), ('causal', 'window_after', 'sinks_after')):
+    for (name, row), arm in zip(page.table('medium (25M parameters').items(), ('causal', 'window_after', 'sinks_after')):
         found = [agrees(cell, page.values('e8_streaming', arm, at, scale='medium')) for cell, at in zip(row, ('after', 'far_medium'))]
         check(f'the page: e8_streaming at scale medium, {name}', all(found), (row, found))
 
@@ -229,6 +230,21 @@ def recall_in_words(page):
         check(f'the page: e7_recall at scale medium, {name}', all(found), (row, found))
 
 
+def read_by_sections(page):
+    """The report's sections have the page's sentences, each where its runs are, and none of another ledger."""
+    said = {(part.name, part.scale): part.reading() for part in sections(page.report)}
+    for place, words in {('e2_dsa', 'reduced'): 'ppa has the opposite sign.', ('e13_budget', 'medium'): 'dsa leads by 0.154',
+                         ('e8_streaming', 'medium'): 'Again dense attention', ('e8_streaming', 'reduced'): 'Dense attention breaks',
+                         ('e7_recall', 'medium'): 'causal and mosa copy', ('e6_lr', 'reduced'): 'of 1/4, 1/2',
+                         ('e2_dsa', 'medium'): ''}.items():
+        found = said[place]
+        check(f'the report reads {" at scale ".join(place)}', found.startswith(words) and bool(found) == bool(words), found)
+    missing = [words for words in said.values() if words not in page.flat]
+    check('the sentences of sections are those of the page', not missing, missing)
+    page.report.committed = False
+    check('other ledgers have none', not any(part.reading() for part in sections(page.report)))
+
+
 def main(_):
     page = Page()
     check('close numbers', close(1.0, 1.0) and rounds_to(0.12349, '0.123') and not rounds_to(0.1236, '0.123') and
@@ -240,3 +256,4 @@ def main(_):
     budget(page)
     sentences(page)
     recall_in_words(page)
+    read_by_sections(page)

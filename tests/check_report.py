@@ -240,8 +240,8 @@ def horizons(work):
     book = Planted(work, 'horizons_lacking')
     for setting, tokens in (('steps_500', 1), ('steps_2000', 4), ('steps_8000', 16)):
         for arm in ('causal', 'dsa')[:1 if tokens == 16 else 2]: book.run('e15_horizon', arm, 1, 2.0, 'medium', setting, tokens=tokens)
-    refused('an arm without runs at one horizon', 'dsa has no runs of 16 tokens, where others have; run.py e15_horizon --scale medium --arms '
-            'dsa makes them', lambda: page.sections(book.report()), 3)
+    refused('an arm without runs at one horizon', 'dsa has no runs of 16 tokens, where others have; run.py e15_horizon --scale medium '
+            '--arms dsa makes them', lambda: page.sections(book.report()), 3)
 
 
 def pairs_of_results(work):
@@ -283,7 +283,8 @@ def pairs_of_results(work):
 
 def whole(work):
     """What the files say."""
-    reports.write(analysis.Report([work / 'sweeps.jsonl', work / 'differences.jsonl', work / 'recall.jsonl', work / 'ratios.jsonl']), work)
+    four = [work / f'{name}.jsonl' for name in ('sweeps', 'differences', 'recall', 'ratios')]
+    reports.write(analysis.Report(four), work)
     text, html = (work / 'report.md').read_text(), (work / 'report.html').read_text()
     for what, words in (('its setup', '- model: qwen-1m'), ('what was run', '- seeds: 1 to 7'),
                         ('labels of arms', '- causal_sigma: causal with'),
@@ -291,7 +292,30 @@ def whole(work):
                         ('what the source says', '4.904 against 4.927')):
         check(f'the Markdown has {what}', words in text, words)
         check(f'the page has {what}', re.sub(r'^(- .*: |\*\*)', '', words) in html, words)
-    check('it has pictures', html.count('<figcaption>') == 9, html.count('<figcaption>'))
+    check('it has pictures', html.count('<figcaption>') == 10, html.count('<figcaption>'))
+    first = text[:text.index('# Internal evidence')]
+    check('five sentences open it, before a picture', first.count('\n- ') + first.startswith('- ') == 5 and
+          html.index('differences that still shrink') < html.index('<figure'), first)
+    check('a table for telephones names its cells', html.count('data-label="verdict"') == len(tables.verdict_table(analysis.Report(four))))
+
+
+def opened(work):
+    """The first five sentences and the multiples of the picture, from planted runs."""
+    report = analysis.Report([work / 'differences.jsonl', work / 'ratios.jsonl'])
+    said, picture = page.opening(report)
+    ran = {one.claim['id'] for one in report.findings}
+    count = lambda *words: sum(one.verdict.word in words for one in report.findings)
+    check('the opening counts runs and claims', said[0].startswith(f'{len(report.runs)} runs of 853,376 parameters and 2 tokens test '
+          f'{len(ran)} of {len(report.claims) + len(report.not_run)} published numbers; 1 runs diverged'), said[0])
+    check('those at the papers\' scale', said[1].startswith(f'{(report.runs.scale == "paper").sum()} runs are'), said[1])
+    check('what has the published sign', '002: dsa - causal' in said[3].split('opposite')[0] and '000: dsa / causal, step time' in
+          said[3].split('opposite')[1], said[3])
+    check('and what says nothing', f'from {count("transient")} differences' in said[4] and
+          f'; {count("equivalent to 0", "identity")} are' in said[4], said[4])
+    multiple = {one.claim['id']: one.multiple for one in report.findings}
+    check('ours as a multiple of the published', close(multiple['dsa_loss'][1], 1.0, 1e-6) and
+          close(multiple['dsa_time_002'][1], math.log(1.135) / math.log(1.056)), multiple)
+    check('in one picture', picture.startswith('<svg'))
 
 
 def written(work):
@@ -325,4 +349,5 @@ def main(here):
     horizons(here)
     statements()
     whole(here)
+    opened(here)
     written(here)

@@ -10,7 +10,7 @@ import pandas as pd
 import stats
 from findings import find
 from ledger import FINISHED, Ledger
-from packages import EXIT_DATA, ROOT, Refused
+from packages import EXIT_DATA, HERE, ROOT, Refused
 from plan import SCALES, TIMED, Experiment, known_experiments
 from verdicts import NATS, read_claims
 
@@ -109,7 +109,7 @@ class Report:
         self.statements = [] if only and set(only) <= set(plans) else written['statements']
         self.struck = {(row['experiment'], row['scale']): row['why'] for row in written['struck']}
         self.claims = [claim for claim in written['claims'] if not only or claim['experiment'] in only]
-        self.cards = cards()
+        self.cards, self.committed = cards(), all(Path(path).resolve().parent == HERE / 'results' for path in paths)
         runs = runs[runs.experiment.isin(only or known) & runs.scale.isin([scale] if scale else SCALES)]
         self.experiments = {name: plans[name][0] if name in plans else Experiment(name) for name in known if name in set(runs.experiment)}
         runs = runs.assign(order=[self._order(*labels) for labels in runs[LABELS].values])

@@ -10,6 +10,7 @@ from matplotlib import pyplot
 from matplotlib.lines import Line2D
 
 from analysis import sweep_means
+from verdicts import TRANSIENT
 
 matplotlib.use('Agg')
 
@@ -125,6 +126,31 @@ def draw_pareto(e, runs, timed):
     return draw_panels(e, panels, '', 'validation loss, nats', linestyle='none', log_x=True)
 
 
+def draw_claims(findings):
+    """All claims on one axis: ours as a multiple of the published number, grey where the difference still shrinks."""
+    figure, ax = pyplot.subplots(figsize=(7.4, 0.9 + 0.24 * len(findings)), layout='constrained')
+    for row, one in enumerate(reversed(findings)):
+        low, middle, high = one.multiple
+        word = TRANSIENT if one.verdict.word == TRANSIENT else 'ours, 95%'
+        color = '#aaaaaa' if word == TRANSIENT else COLORS[0]
+        style = {'color': color, 'marker': 'o', 'markersize': 4, 'linestyle': '', 'label': word}
+        ax.errorbar(middle, row, xerr=[[middle - low], [high - middle]], capsize=2, **style)
+    ax.axvline(0, color='#444444', linewidth=0.8)
+    ax.axvline(1, color=COLORS[1], linewidth=1.2, label='published')
+    ax.set_xscale('symlog', linthresh=1)
+    ax.set_yticks(range(len(findings)), [f'{one.name}, {one.scale}' for one in reversed(findings)], fontsize=7)
+    ax.set_xticks([-10, -1, 0, 1, 10], ['-10', '-1', 'none', 'published', '10 x'])
+    ax.set(ylim=(-0.7, len(findings) - 0.3), xlabel='ours as a multiple of the published difference (negative: opposite sign)')
+    legend(figure, ax, 3)
+    return svg(figure, 'all claims on one axis')
+
+
+def legend(figure, ax, columns):
+    """One entry for each label."""
+    handles = dict(zip(*reversed(ax.get_legend_handles_labels())))
+    figure.legend(handles.values(), handles, loc='outside lower center', ncols=columns, fontsize=8)
+
+
 def draw_forest(lines):
     """The interval of every comparison, and the published number beside it: [(name, comparison, number)]."""
     figure, ax = pyplot.subplots(figsize=(7.4, 0.9 + 0.34 * len(lines)), layout='constrained')
@@ -136,6 +162,5 @@ def draw_forest(lines):
     ax.axvline(0, color='#444444', linewidth=0.8)
     ax.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
     ax.set(ylim=(-0.7, len(lines) - 0.3), xlabel='difference of validation loss, nats (negative: better)')
-    handles = dict(zip(*reversed(ax.get_legend_handles_labels())))   # one for each label
-    figure.legend(handles.values(), handles, loc='outside lower center', ncols=2, fontsize=8)
+    legend(figure, ax, 2)
     return svg(figure, 'differences with intervals, and the published numbers')

@@ -31,6 +31,22 @@ class Finding:
         where = f', {self.where}' if self.where else ''
         return f'{self.claim["document"]}: {name}, published {published}; ours {self.ours}, scale {self.scale}{where}; {self.verdict}.'
 
+    @property
+    def name(self):
+        """The claim in short."""
+        unit = self.claim['unit']
+        return f'{self.claim["document"]}: {words_of(self.claim)[0]}' + (f', {unit.removeprefix("ratio of ")}' if unit != NATS else '')
+
+    @property
+    def multiple(self):
+        """(low, middle, high) of ours as a multiple of the published difference, or of a ratio's logarithm; None where there is none."""
+        c, number = self.found, self.claim['number']
+        if isinstance(c, Ratios) and self.claim['unit'] not in MASS:
+            return tuple(sorted(math.log(value) / math.log(number) for value in (c.low, c.middle, c.high)))
+        if not isinstance(c, stats.Comparison) or not c.pairs or not number: return None
+        low, high = sorted((c.low / number, c.high / number))
+        return low, c.mean / number, high
+
 
 def words_of(claim):
     """(what a claim compares, its number)."""

@@ -1,20 +1,22 @@
 """The sections of a report, one for every experiment and scale: words, tables and pictures. report.py writes them in its forms."""
 import functools
+import re
 
 import figures
 from analysis import UNTRAINED, sweep_means
 from guards import cautions, unigram_loss
-from packages import EXIT_DATA, ROOT, Refused
+from packages import EXIT_DATA, HERE, ROOT, Refused
 from plan import SCALES, TIMED, shape_name
 from tables import LEARNT, arm_table, comparison_table, grid_table, horizon_table, sweep_table, time_table
-from verdicts import NATS
+from verdicts import EQUIVALENT, IDENTITY, NATS, OPPOSITE, REPRODUCED, SAME, STRUCK, TRANSIENT
 
 SETTINGS_AS_ONE = 4   # with so many settings a table of arms x settings comes first
 MOST_INTERVALS = 24   # in a picture
 SHORT = 3             # most commits and machines that are named
 SERIES = [('entropy', 'entropy of attention, nats', 'optimiser steps'), ('gate', 'mean gate', 'optimiser steps'),
           ('mass_95', 'share of keys with 95% of the mass', 'optimiser steps'),
-          ('mass_99', 'share of keys with 99% of the mass', 'optimiser steps'), ('by_position', 'loss, nats', 'position')]
+          ('mass_99', 'share of keys with 99% of the mass', 'optimiser steps'), ]
+DIFFERENCES = [('training', 'training loss', 'optimiser steps', figures.NEAR), ('by_position', 'loss by position', 'position', 0)]
 
 
 def span(values, form='{:,}'):
@@ -45,10 +47,21 @@ class Section:
         self.comparisons = {setting: c for (e, at, setting), c in report.comparisons.items() if (e, at) == (name, scale)}
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
+        self.committed = report.committed
         self.struck, self.all_runs = report.struck.get((name, scale)), report.runs
         with_task = [setting for setting, table in self.experiment.settings.items() if 'task' in table]
         self.asks = self.trained.accuracy.notna() & self.trained.setting.isin(with_task)
         self.tables, self.folded = self._tables()
+
+    def reading(self):
+        """The sentences of README.md on these runs, which are those of results/: its last paragraph without a table."""
+        form = rf'^\*\*{self.name}\*\*{", medium" if self.scale == "medium" else "(?!, medium)"}.*?(?=^\*\*\w|^##|^Engines:|\Z)'
+        found = re.search(form, (HERE / 'README.md').read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
+        if not found or not self.committed or self.scale not in ('reduced', 'medium'): return ''
+        paragraphs = [words for words in found[0].split('\n\n')[1:] if not words.startswith(('|', '  '))]
+        words = ' '.join(paragraphs) or found[0].partition('): ')[2]   # behind the place of the runs
+        sentences = re.split(r'(?<=[a-z)\d]\.) (?=[A-Za-z])', ' '.join(words.split()))
+        return ' '.join(sentences[:3])
 
     def setup(self):
         """[(what, words)] of the runs. A model that is no preset is described by its shape."""
@@ -142,8 +155,7 @@ class Section:
             return [(', '.join(filter(None, (arm, self.experiment.label(setting)))), c, None)
                     for setting, of in self.comparisons.items() for (arm, against), c in of.items()
                     if against == self.experiment.baseline and c.pairs][:MOST_INTERVALS]
-        name = lambda one: f'{one.claim["document"]}: {one.claim["arm"]} - {one.claim["against"]}' + (f', {one.where}' if one.where else '')
-        return [(name(one), one.found, one.claim['number']) for one in in_nats]
+        return [(', '.join(filter(None, (one.name, one.where))), one.found, one.claim['number']) for one in in_nats]
 
     def pictures(self):
         """[(caption, svg)]."""
@@ -154,9 +166,11 @@ class Section:
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))
-        trained, words = self.trained, f'training loss minus that of {e.baseline}, nats'
-        found.append((f'{words[0].upper()}{words[1:]}, mean over seeds, from {figures.NEAR:.0%} of a run on',
-                      figures.draw_series(e, trained, 'training', words, 'optimiser steps', figures.NEAR, e.baseline)))
+        trained = self.trained
+        for key, what, x, near in DIFFERENCES:
+            words = f'{what} minus that of {e.baseline}, nats'
+            found.append((f'{words[0].upper()}{words[1:]}, mean over seeds' + (f', from {near:.0%} of a run on' if near else ''),
+                          figures.draw_series(e, trained, key, words, x, near, e.baseline)))
         if len(horizons := self.horizons()) > 2:
             found.append(('Differences against the length of a run', figures.draw_horizons(e, horizons)))
         found += [(f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds',
@@ -168,3 +182,23 @@ def sections(report):
     """A section for each experiment and scale that has runs."""
     there = set(zip(report.runs.experiment, report.runs.scale))
     return [Section(report, name, scale) for name in report.experiments for scale in SCALES if (name, scale) in there]
+
+
+def opening(report):
+    """Five sentences on all claims, none without any, and the picture of those that are multiples of a published difference."""
+    runs, of_word = report.runs, lambda *words: [one for one in report.findings if one.verdict.word in words]
+    if not report.findings: return [], ''
+    held, other, shrinks, none = of_word(SAME, REPRODUCED), of_word(OPPOSITE), of_word(TRANSIENT), of_word(EQUIVALENT, IDENTITY)
+    names = lambda found: '; '.join(dict.fromkeys(one.name for one in found)) or 'none'
+    ran, paper = len({one.claim['id'] for one in report.findings}), (runs.scale == 'paper').sum()
+    lengths = [of[-1][1] for record in report.trained.record if (of := record['result'].get('validation'))]
+    sentences = [
+        f'{len(runs)} runs of {span(runs.parameters.dropna().astype(int))} parameters and {span(lengths)} tokens test {ran} of '
+        f'{len(report.claims) + len(report.not_run)} published numbers; {(runs.event == "diverged").sum()} runs diverged.',
+        f'{paper or "No"} runs are at the papers\' scale, which alone gives verdicts in the papers\' sense.',
+        f'The documents\' numbers alone give {len(report.statements)} statements, such as: {report.statements[1]["title"]}.',
+        f'With the published sign, and not shrinking: {names(held)}. With the opposite one: {names(other)}.',
+        f'Nothing follows from {len(shrinks)} differences that still shrink when a run ends; {len(none)} are equivalent to 0 or an '
+        'identity.']
+    shown = [one for one in report.findings if one.multiple and one.verdict.word != STRUCK]
+    return sentences, figures.draw_claims(shown) if shown else ''

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""A report of ledgers: one self-contained HTML file, and its tables as Markdown, CSV and LaTeX.
+"""A report of ledgers: one self-contained HTML file, and its tables as Markdown and CSV.
 
     report.py                                               # every ledger of results/
     report.py --ledger out/experiments/ledger.jsonl e2_dsa
 
-Writes report.html, report.md, verdicts.csv, results.csv and tables.tex. Exit codes: 0 done, 2 usage, 3 data.
+Writes report.html, report.md, verdicts.csv and results.csv. Exit codes: 0 done, 2 usage, 3 data.
 """
 import argparse
 import sys
-from collections import Counter
 from pathlib import Path
 
 from packages import EXIT_DATA, HERE, ROOT, Refused, guarded   # first: it names packages that are missing
@@ -16,25 +15,25 @@ import jinja2
 
 from analysis import Report
 from evidence import statements
-from page import sections
+from page import opening, sections
 from plan import SCALES, choose, known_experiments
 from shards import write_whole
-from tables import as_latex, as_markdown, run_table, verdict_table
+from tables import as_markdown, run_table, verdict_table
 
 
 def write(report, folder):
     """Write all files; return the size of the HTML."""
     parts, verdicts, runs = sections(report), verdict_table(report), run_table(report)
-    words = Counter(one.verdict.word for one in report.findings)
+    sentences, picture = opening(report)
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=jinja2.select_autoescape(['html.j2']),
                                      trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters['markdown'] = as_markdown
     render = lambda form: environment.get_template(f'report.{form}.j2').render(
-        sections=parts, verdicts=verdicts, words=words, runs=runs, report=report, evidence=statements(report))
+        sections=parts, verdicts=verdicts, sentences=sentences, picture=picture, runs=runs,
+        report=report, evidence=statements(report))
     page, text = render('html'), render('md')
-    tables = [('Verdicts', verdicts), *(titled for part in parts for titled in part.tables + part.folded)]
     files = {'report.html': page, 'report.md': text, 'verdicts.csv': verdicts.to_csv(index=False),
-             'results.csv': runs.to_csv(index=False), 'tables.tex': '\n'.join(as_latex(table, title) for title, table in tables)}
+             'results.csv': runs.to_csv(index=False)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items(): write_whole(folder / name, content.encode())

@@ -1,6 +1,5 @@
 """Tables of a report: DataFrames of words."""
 import math
-import re
 
 import pandas as pd
 
@@ -49,14 +48,14 @@ def verdict_table(report):
         c, row = one.found, claim_cells(one.claim) | {'ours': one.ours, 'verdict': str(one.verdict)}
         row['scale'] = one.scale + (f', {one.where}' if one.where else '')
         if one.claim['unit'] == NATS:
-            row |= {'p (Holm)': number(c.adjusted, '.3g'), 'smallest detectable': number(c.detectable, '.3f'),
-                    'of the published': f'{c.mean / one.claim["number"]:+.1f} x' if one.claim['number'] else EMPTY}
+            row |= {'p (Holm)': number(c.adjusted, '.3g'), 'smallest detectable': number(c.detectable, '.3f')}
+        if one.multiple: row['of the published'] = f'{one.multiple[1]:+.1f} x'
         rows.append(row | {'as read': one.claim['read']})
     rows += [claim_cells(claim) | {'verdict': f'not run: {claim.get("needs") or claim["experiment"] + " at scale paper"}',
                                    'as read': claim['read']} for claim in report.not_measured]
     rows += [{'document': f'{row["document"]}, {row["section"]}', 'claim': row['claim'], 'verdict': f'not run: {row["needs"]}'}
              for row in report.not_run]
-    return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'of the published', 'p (Holm)', 'verdict',
+    return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'verdict', 'of the published', 'p (Holm)',
                                         'smallest detectable', 'as read']).fillna(EMPTY)
 
 
@@ -169,7 +168,3 @@ def run_table(report):
 def as_markdown(table):
     line = lambda cells: '| ' + ' | '.join(cell.replace('|', '/').replace('\n', ' ') for cell in cells) + ' |\n'
     return ''.join(map(line, [list(table), ['---'] * len(table.columns), *table.values]))
-
-
-def as_latex(table, caption):
-    return table.to_latex(index=False, escape=True, caption=re.sub(r'([_%&#$])', r'\\\1', caption)).replace('+-', r'$\pm$')
