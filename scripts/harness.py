@@ -6,8 +6,8 @@
     python3 scripts/harness.py out/causal/step_00001000 items.jsonl -- --limit 200 --batch_size 8       options of the harness
     python3 scripts/harness.py out/causal/step_00001000 niah_single_1 -- --metadata '{"max_seq_lengths": [1024, 4096]}' --limit 50
 
-Needs `pip install "lm_eval[hf]"`, for RULER "lm_eval[ruler]" and transformers. Every variant is scored as it was trained: what transformers does not compute itself, by the
-checkpoint's own Python files, in dense matrices. Forms that look ahead need --batch_size 1.
+Needs `pip install "lm_eval[hf]"`, for RULER "lm_eval[ruler]" and transformers. Every variant is scored as it was trained: what
+transformers does not compute itself, by the checkpoint's own Python files, in dense matrices. Forms that look ahead need --batch_size 1.
 
 Items have {"query", "choices", "gold"} in each line and become a task own_NAME through scripts/own_items.yaml; WinoGrande, whose
 items have several contexts, is the harness's own task. The harness's acc is the engine's accuracy by sum, acc_norm the one by
@@ -164,7 +164,8 @@ def main(words):
             shutil.copy(path, work / "tokenizer")
         if not any((work / "tokenizer").iterdir()):
             stop(7, f"{checkpoint}: holds no tokenizer.json")
-        environment = os.environ | ({"HF_DATASETS_CACHE": str(work / "cache")} if any(own) else {}) | ({"HF_HUB_OFFLINE": "1"} if all(own) else {})
+        environment = os.environ | ({"HF_DATASETS_CACHE": str(work / "cache")} if any(own) else {})
+        environment |= {"HF_HUB_OFFLINE": "1"} if all(own) else {}
         arguments = f"pretrained={checkpoint},tokenizer={work / 'tokenizer'}"
         command = ["lm_eval", "--tasks", ",".join(names), "--include_path", str(work), "--model"]
         if ruler:

@@ -140,9 +140,10 @@ def sinks(page):
     differences = lambda arm, against, *settings: [d for setting in settings for d in numpy.subtract(
         page.values('e16_sinks', arm, setting), page.values('e16_sinks', against, setting))]
     breaks = differences('window_after', 'causal', 'idle_after', 'plain_after')
+    p = stats.Comparison(breaks, [], []).sign_p
     others = [differences('sink_logits_after', 'sink_logits', 'idle_after'), differences('gated_after', 'dsa_no_window', 'idle_after')]
     check('the page: one sink repairs', max(map(abs, differences('sinks_after', 'causal', 'idle_after', 'plain_after'))) < 0.003)
-    page.says('e16_sinks in words', f'by {min(breaks):.2f} to {max(breaks):.2f} nats (sign test, p 0.002)',
+    page.says('e16_sinks in words', f'by {min(breaks):.2f} to {max(breaks):.2f} nats (sign test, p {p:.3f})',
               ' and '.join(f'{min(d):.2f} to {max(d):.2f}' for d in others))
 
 
