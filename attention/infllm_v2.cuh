@@ -59,13 +59,11 @@ struct infllm_v2 : Policy {
     Form form() const { return {.keeps_documents_apart = grid.l >= grid.d}; }
 
     ForcedBlocks forced_blocks() const { return {*this, TILE, 1, local}; }
-    /// Whether T tokens have no more blocks than each may see, so that none is chosen and attention is causal.
-    bool sees_all(int T) const { return tiles_of(T) <= top + local; }
-    ForcedBlocks forced(int T) const { return sees_all(T) ? ForcedBlocks(*this, TILE, INT_MAX, 1) : forced_blocks(); }
-    int slots_of(const LayerShape& s) const { return std::min(top - 1, std::max(tiles_of(s.T) - 1 - local, 0)); }
+    ForcedBlocks forced(int T) const { return forced_blocks().in_text(top - 1, T); }
+    int slots_of(const LayerShape& s) const { return forced_blocks().slots(top - 1, s.T); }
     TileChoice rule(const LayerShape& s) const { return {.top = slots_of(s), .leading = 1, .local = local}; }
     BlockChoice block_choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, s.T, s.NH, s.NKV, TILE, sees_all(s.T) ? 0 : slots_of(s)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NKV, TILE, forced(s.T).slots(top - 1, s.T)};
         require_countable(c, "--infllm-v2-top-k", "infllm_v2_top_k", "lower it");
         return c;
     }
@@ -78,7 +76,9 @@ struct infllm_v2 : Policy {
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top - 1, heads, T); }
 
     /// Every visible compressed key takes three products: two of the attention whose denominator is used, one of the choice.
-    double further_pairs(int heads, int T) const { return sees_all(T) ? 0 : 1.5 * heads * T / 2 * (double(T) / grid.d); }
+    double further_pairs(int heads, int T) const {
+        return forced_blocks().candidates(T) < top ? 0 : 1.5 * heads * T / 2 * (double(T) / grid.d);
+    }
 
     double cached_keys(int T) const { return T + 0.5 * grid.complete(T); }
 

@@ -28,13 +28,11 @@ struct moba : Policy {
     }
 
     ForcedBlocks own_block() const { return {*this, block, 0, 1}; }
-    /// Whether T tokens have no more blocks than each may see, so that none is chosen and attention is causal.
-    bool sees_all(int T) const { return (T - 1) / block < top; }
-    ForcedBlocks forced(int T) const { return sees_all(T) ? ForcedBlocks(*this, block, INT_MAX, 1) : own_block(); }
+    ForcedBlocks forced(int T) const { return own_block().in_text(top - 1, T); }
     /// Maximum number of blocks that a token selects in a text of s.T tokens.
-    int slots_of(const LayerShape& s) const { return std::min(top - 1, (s.T - 1) / block); }
+    int slots_of(const LayerShape& s) const { return own_block().slots(top - 1, s.T); }
     BlockChoice block_choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, s.T, s.NH, s.NH, block, sees_all(s.T) ? 0 : slots_of(s)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NH, block, forced(s.T).slots(top - 1, s.T)};
         require_countable(c, "--moba-top-k", "moba_top_k", "lower it, or raise --moba-block");
         return c;
     }

@@ -185,8 +185,8 @@ struct nsa : Policy {
     void choose_blocks(Device device, const LayerInputs<X>& in, const NsaKept<X>& kept, Wide<X>* scores) const {
         const Importance<X> importance{in.B,   in.T,           NH, NKV, HS, grid, selection.every, {in.q_pre, in.qk_row},
                                        kept.k, kept.lse[CMP], scores, in.documents};
-        if (selection.choice(in).slots > 0)
-            choose_by_importance(device, kept.choice, importance, selection.choice(in), selection.rule(in.T));
+        const BlockChoice choice = selection.choice(in);
+        if (choice.slots > 0) choose_by_importance(device, kept.choice, importance, choice, selection.rule(in.T));
     }
 
     template <class Device, class X>

@@ -70,12 +70,10 @@ struct seer_r : Policy {
     /// The blocks that a token sees without choosing them: all, or its own.
     ForcedBlocks everything() const { return {*this, block, INT_MAX, 1}; }
     ForcedBlocks forced() const { return is_dense() ? everything() : ForcedBlocks(*this, block, 0, 1); }
-    /// Whether each of T tokens sees all blocks before it, so that none is chosen and attention is causal.
-    bool sees_all(int T) const { return is_dense() || (threshold < 0 && (T - 1) / block <= top); }
-    ForcedBlocks forced(int T) const { return sees_all(T) ? everything() : forced(); }
-    int slots_of(const LayerShape& s) const { return is_dense() ? 0 : std::min(top, (s.T - 1) / block); }
+    ForcedBlocks forced(int T) const { return threshold < 0 ? forced().in_text(top, T) : forced(); }
+    int slots_of(const LayerShape& s) const { return forced().slots(top, s.T); }
     BlockChoice block_choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, s.T, s.NH, s.NKV, block, sees_all(s.T) ? 0 : slots_of(s)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NKV, block, forced(s.T).slots(top, s.T)};
         require_countable(c, "--seer-r-top-k", "seer_r_top_k", "lower it, or raise --seer-r-block");
         return c;
     }

@@ -18,6 +18,13 @@ struct ForcedBlocks : Policy {
         : Policy(p), block(block_), leading(leading_), local(local_) {}
     constexpr bool forced(int r, int c) const { return c < leading || c > r - local; }
 
+    /// Blocks of a text of T tokens that its last token does not see without choosing.
+    constexpr int candidates(int T) const { return candidates_of({.leading = leading, .local = local}, (T - 1) / block); }
+    /// Most blocks that a token chooses, where it may choose `top`.
+    constexpr int slots(int top, int T) const { return std::min(top, candidates(T)); }
+    /// This mask, or that of all blocks where `top` are enough for all candidates: nothing is chosen then, and attention is causal.
+    constexpr ForcedBlocks in_text(int top, int T) const { return candidates(T) <= top ? ForcedBlocks(*this, block, INT_MAX, 1) : *this; }
+
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
         const int r0 = i0 / block, r1 = (i1 - 1) / block, c0 = j0 / block, c1 = (j1 - 1) / block;
         const Tile causal = causal_tile(i0, i1, j0, j1);
@@ -32,7 +39,7 @@ struct ForcedBlocks : Policy {
 inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int heads, int T) {
     PairCount count = count_pairs(forced, 1, T);
     for (int r = 0; r * forced.block < T; r++) {
-        const int free = candidates_of({.leading = forced.leading, .local = forced.local}, r);
+        const int free = forced.candidates((r + 1) * forced.block);
         const double tokens = std::min(T, (r + 1) * forced.block) - r * forced.block;
         const double keys = double(std::min(slots, free)) * forced.block;
         count.pairs += tokens * keys, count.tiles += tokens * keys / (TILE * TILE);
