@@ -23,8 +23,12 @@ import sys
 import tempfile
 import time
 
-import numpy
-import torch
+try:
+    import numpy
+    import torch
+except ImportError as error:
+    print(f"compare_pytorch: {sys.executable} lacks {error.name}: {sys.executable} -m pip install torch numpy safetensors", file=sys.stderr)
+    sys.exit(2)
 
 from pytorch_qwen import Qwen, Shape, make_optimizer
 
@@ -233,6 +237,9 @@ def main():
         parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
     if options.steps <= options.warm_ups:
         parser.error("--steps must be more than --warm-ups")
+    for program in sorted({options.programs / ROWS[name].program for name in options.rows or ROWS}):
+        if not program.exists():
+            parser.error(f"there is no {program}; make FLOAT32=1 {program.name} builds it")
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         if options.check:
