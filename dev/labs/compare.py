@@ -8,6 +8,7 @@ instance --adam-eps 1: AdamW divides a gradient by its size, and with so large a
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,8 @@ def differs(ours, theirs, most):
 
 
 variant, *extra = sys.argv[1:] or ['causal']
-subprocess.run(['rm', '-rf', OUT / 'start', OUT / 'run'], check=True)
+for folder in (OUT / 'start', OUT / 'run'):
+    shutil.rmtree(folder, ignore_errors=True)
 OUT.mkdir(parents=True, exist_ok=True)
 (OUT / 'config.json').write_text(json.dumps(SHAPE))
 run(f'./train_{variant}', *QUIET, '--model', OUT, '--out', OUT / 'start',
