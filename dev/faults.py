@@ -1,6 +1,5 @@
-"""Injects faults into training, ./tokenize and ./generate, and checks what is left.
-
-    make USE_CUDA=0 train_causal tokenize build/generate_causal build/tests/faults.so && python3 dev/faults.py [OPTIONS]
+"""Injects faults into training, ./tokenize and ./generate, and checks what is left. Run it through dev/faults.sh,
+which builds what it needs.
 
 Each scenario runs once undisturbed, with tests/faults/shim.c counting its calls on files. Then it runs once per call and kind of
 fault. Afterwards an oracle checks what the disturbed run said and left, and what --resume (or the same command again) makes of it:
@@ -338,7 +337,7 @@ def print_table(table):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="dev/faults.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="scenarios to run")
     parser.add_argument("--quick", action="store_true", help="about one minute: a sample of the cases of all scenarios")
     parser.add_argument("--every", type=int, default=1, help="run every N-th case, from a random first one")
