@@ -211,13 +211,13 @@ __global__ void __launch_bounds__(indexing::THREADS)
     const int tile = blockIdx.x, n = blockIdx.y, b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
     if (!d.touched().has(b, piece.tile(n), tile)) return;
     const float to_base_2 = rsqrtf(float(HS)) * LOG2_E;
-    float weights[1][TILE / 8][4] = {};
+    Accumulator<1, TILE / 8> weights;
     for (int h = 0; h < in.NH; h++) {
         if (h % (in.NH / in.NKV) == 0) copy_rows<THREADS>(shared.k, in.key(in.k, b, 0, h), in.qk_row, tile * TILE, in.T - tile * TILE);
         copy_rows<THREADS>(shared.q, in.query(in.q, b, 0, h), in.qk_row, i0, in.T - i0);
         wait_for_copies();
         __syncthreads();
-        float z[1][TILE / 8][4] = {};
+        Accumulator<1, TILE / 8> z;
         rows_times_rows(z, shared.q, warp_row(), shared.k, 0);
         float lse[2];
         for (int half = 0; half < 2; half++) {
@@ -227,11 +227,12 @@ __global__ void __launch_bounds__(indexing::THREADS)
 #pragma unroll
         for (int m = 0; m < TILE / 8; m++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) weights[0][m][e] += exp2_of(z[0][m][e] * to_base_2 - lse[e / 2]);
+            for (int e = 0; e < 4; e++) weights.d[0][m][e] += exp2_of(z.d[0][m][e] * to_base_2 - lse[e / 2]);
         __syncthreads();   // the tiles are no longer read
     }
     float sums[2] = {};
-    for_each_in_warp_rows(weights[0], [&](float& weight, int r, int c) {
+    weights.for_each([&](float& weight, int row, int c) {
+        const int r = warp_row() + row;
         if (r >= rows) return;
         float& score = piece.row(n, r)[tile * TILE + c];
         if (d.chosen.bits.word(b, i0 + r, tile) >> c & 1)
@@ -254,7 +255,8 @@ __global__ void __launch_bounds__(indexing::THREADS)
     const Index<X>& x = d.index;
     const int n = blockIdx.x, h = blockIdx.y, b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
     copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T - i0);
-    float w[2], dw[2] = {}, dq[1][D / 8][4] = {};
+    float w[2], dw[2] = {};
+    Accumulator<1, D / 8> dq;
     for (int half = 0; half < 2; half++) {
         const int r = warp_row() + lane_row() + 8 * half;
         w[half] = r < rows ? x.weight(b, i0 + r, h, d.scale) : 0;
@@ -264,17 +266,17 @@ __global__ void __launch_bounds__(indexing::THREADS)
         copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), tile * TILE, x.s.T - tile * TILE);
         wait_for_copies();
         __syncthreads();
-        float a[1][TILE / 8][4] = {};
+        Accumulator<1, TILE / 8> a;
         rows_times_rows(a, shared.q, warp_row(), shared.k, 0);
-        for_each_in_warp_rows(a[0], [&](float& value, int r, int c) {
+        a.for_each([&](float& value, int row, int c) {
+            const int r = warp_row() + row;
             const float dI = r < rows ? piece.row(n, r)[tile * TILE + c] : 0;
             dw[r / 8 % 2] += fmaxf(value, 0) * dI;
             value = value > 0 ? w[r / 8 % 2] * dI : 0;
         });
 #pragma unroll
         for (int k = 0; k < TILE / 16; k++) {
-            FragmentA<X> da[1];
-            results_as_a(da[0], a[0][2 * k], a[0][2 * k + 1]);
+            const FragmentA<X> da[] = {a.template as_a<X>(0, k)};
             registers_times_rows(dq, da, shared.k, 16 * k);
         }
         __syncthreads();   // the keys are no longer read
@@ -285,7 +287,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
         if (r >= rows) continue;
         if (lane_column() == 0) d.dw[(size_t(b) * x.s.T + i0 + r) * x.s.heads + h] = d.scale * dw[half];
         for (int m = 0; m < D / 8; m++)
-            for (int e = 0; e < 2; e++) d.dquery(b, i0 + r, h)[8 * m + lane_column() + e] = dq[0][m][2 * half + e];
+            for (int e = 0; e < 2; e++) d.dquery(b, i0 + r, h)[8 * m + lane_column() + e] = dq.at(half, m, e);
     }
 }
 
@@ -298,7 +300,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
     const Index<X>& x = d.index;
     const int tile = blockIdx.x, b = piece.b(0) + int(blockIdx.y), keys = min(TILE, x.s.T - tile * TILE);
     copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), tile * TILE, x.s.T - tile * TILE);
-    float dk[1][D / 8][4] = {};
+    Accumulator<1, D / 8> dk;
     for (int n = 0; n < piece.count; n++) {
         if (piece.b(n) != b || !d.touched().has(b, piece.tile(n), tile)) continue;
         const int i0 = piece.tile(n) * TILE, rows = piece.rows(n);
@@ -306,15 +308,14 @@ __global__ void __launch_bounds__(indexing::THREADS)
             copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T - i0);
             wait_for_copies();
             __syncthreads();
-            float a[1][TILE / 8][4] = {};   // rows are keys
+            Accumulator<1, TILE / 8> a;   // rows are keys
             rows_times_rows(a, shared.k, warp_row(), shared.q, 0);
-            for_each_in_warp_rows(a[0], [&](float& value, int c, int r) {
+            a.for_each([&](float& value, int, int r) {
                 value = r < rows && value > 0 ? x.weight(b, i0 + r, h, d.scale) * piece.row(n, r)[tile * TILE + c] : 0;
             });
 #pragma unroll
             for (int k = 0; k < TILE / 16; k++) {
-                FragmentA<X> da[1];
-                results_as_a(da[0], a[0][2 * k], a[0][2 * k + 1]);
+                const FragmentA<X> da[] = {a.template as_a<X>(0, k)};
                 registers_times_rows(dk, da, shared.q, 16 * k);
             }
             __syncthreads();   // the queries are no longer read
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
     for (int half = 0; half < 2; half++) {
         const int j = warp_row() + lane_row() + 8 * half;
         for (int m = 0; j < keys && m < D / 8; m++)
-            for (int e = 0; e < 2; e++) d.dquery(b, tile * TILE + j, x.s.heads)[8 * m + lane_column() + e] += dk[0][m][2 * half + e];
+            for (int e = 0; e < 2; e++) d.dquery(b, tile * TILE + j, x.s.heads)[8 * m + lane_column() + e] += dk.at(half, m, e);
     }
 }
 

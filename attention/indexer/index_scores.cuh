@@ -8,7 +8,7 @@
 #include "attention/kernel/cpu.h"
 #include "model/device/blas.h"
 #ifdef WITH_GPU
-#include "attention/kernel/warp_rows.cuh"
+#include "attention/kernel/features.cuh"
 #endif
 
 /// Query tiles `first` to `first + count` - 1, of all sequences one after the other, and numbers for each of their pairs.
@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(indexing::THREADS)
     const int key_tile = blockIdx.x, n = blockIdx.y, b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
     if (!touched.has(b, piece.tile(n), key_tile)) return;
     copy_rows<THREADS>(shared.k, x.key(b, 0), x.s.row(), key_tile * TILE, x.s.T - key_tile * TILE);
-    float sums[1][TILE / 8][4] = {};
+    Accumulator<1, TILE / 8> sums;
     for (int h = 0; h < x.s.heads; h++) {
         copy_rows<THREADS>(shared.q, x.query(b, 0, h), x.s.row(), i0, x.s.T - i0);
         wait_for_copies();
         __syncthreads();
-        float products[1][TILE / 8][4] = {};
+        Accumulator<1, TILE / 8> products;
         rows_times_rows(products, shared.q, warp_row(), shared.k, 0);
         float w[2];
         for (int half = 0; half < 2; half++) {
@@ -132,10 +132,11 @@ __global__ void __launch_bounds__(indexing::THREADS)
 #pragma unroll
         for (int m = 0; m < TILE / 8; m++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) sums[0][m][e] += w[e / 2] * fmaxf(products[0][m][e], 0);
+            for (int e = 0; e < 4; e++) sums.d[0][m][e] += w[e / 2] * fmaxf(products.d[0][m][e], 0);
         __syncthreads();   // the queries are no longer read
     }
-    for_each_in_warp_rows(sums[0], [&](float& sum, int r, int c) {
+    sums.for_each([&](float& sum, int row, int c) {
+        const int r = warp_row() + row;
         if (r < rows) piece.row(n, r)[key_tile * TILE + c] = sum;
     });
 }

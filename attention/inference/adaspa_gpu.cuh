@@ -7,7 +7,7 @@
 
 #ifdef WITH_GPU
 #include "attention/kernel/forward.cuh"
-#include "attention/kernel/warp_rows.cuh"
+#include "attention/kernel/features.cuh"
 
 /// The masses of all heads and the kernel's list.
 struct AdaSpaMemory {
@@ -42,12 +42,12 @@ __device__ float tile_mass(Shared<X, HS>& shared, const P& policy, const Attenti
     copy_rows<THREADS>(shared.k, a.k.data + size_t(h / (a.NH / a.NKV)) * HS, int(a.k.row), j0, a.T - j0);
     wait_for_copies();
     __syncthreads();
-    float z[1][TILE / 8][4] = {};
+    Accumulator<1, TILE / 8> z;
     rows_times_rows(z, shared.q, warp_row(), shared.k, 0);
     const float to_base_2 = rsqrtf(float(HS)) * LOG2_E;
     float mass = 0;
-    for_each_in_warp_rows(z[0], [&](float& product, int r, int c) {
-        const int i = i0 + r, j = j0 + c;
+    z.for_each([&](float& product, int r, int c) {
+        const int i = i0 + warp_row() + r, j = j0 + c;
         if (i >= a.T || !policy.visible(h, i, j)) return;
         mass += exp2_of(product * to_base_2 - a.lse[size_t(h) * a.T + i] * LOG2_E);
     });

@@ -22,10 +22,6 @@
 
 // ------------------------------------------------------------------------------------------------ shapes, shared and global memory
 
-/// Values per query row: log-sum-exp in base 2 (infinite where P is 0), D (times HS^-1/2 if scores are not modified), and the gate
-/// (or 1).
-enum RowValue { ROW_LSE, ROW_D, ROW_GATE, ROW_VALUES };
-
 /// Tile sizes. A warp's 16-key tiles share every fragment of Q and dO that it loads. SMALL is for heads of 128 on GPUs with 99 KB of
 /// shared memory per block: half the keys and a single buffer of Q and dO, without overlapped copies.
 template <class X_, int HS_, bool MODIFIED_, bool SMALL = false>
@@ -44,6 +40,7 @@ struct BackwardShape {
     static constexpr int DQ_COLUMNS = 2 * HS / WARPS;   // a warp has 32 rows x DQ_COLUMNS of dQ, DQ_STEP at a time
     static constexpr int DQ_STEP = DQ_COLUMNS < 32 ? DQ_COLUMNS : 32;
     using Features = FeatureTiles<QUERIES, KEYS, BUFFERS, 2>;
+    using Scores = Accumulator<M_TILES, STEP / 8>;   // transposed, of a part: the warp's keys and STEP queries
 };
 
 template <class Shape>
@@ -62,7 +59,7 @@ struct BackwardShared {
 /// that is unknown at compile time would spill the whole struct to memory.
 template <class Shape>
 struct KeySums {
-    float dk[Shape::M_TILES][Shape::HS / 8][4] = {}, dv[Shape::M_TILES][Shape::HS / 8][4] = {};
+    Accumulator<Shape::M_TILES, Shape::HS / 8> dk, dv;
 };
 
 /// The work of the blocks, in the order in which they start. Within a pair (b, kv) the highest key tile comes first, the order of dQ.
@@ -182,202 +179,200 @@ __global__ void attention_head_sums_kernel(Y* dhead, const float* parts, int hea
     dhead[n] = total;
 }
 
-// ------------------------------------------------------------------------------------------------------- gradients of score inputs
-// A block's sums over its pairs, and their reduction to memory. Sums for columns
-// and for the head stay in registers until the head is done. Sums for a query tile's rows run over a warp's keys in shared memory and
-// over key tiles in global memory, under the same semaphore as dQ.
+// ------------------------------------------------------------------------------------------------------------ from scores to dL/da
+// Three forms with the same functions: scores that are q.k, Policy::score_backward(), and the gate of unit_gate.cuh. differentiate()
+// turns S^T of a part into gate P^T and dP^T into (scale dL/da)^T, in place, and adds to the thread's sums for score inputs.
 
-/// A thread's sums, in the layout of PairGradients: in registers if the policy's number of features is known at compile time, else in
-/// local memory.
-template <class Shape>
-struct FeatureSums {
-    using N = ScoreNumber<typename Shape::X>;
-    static constexpr int ROOM = Shape::MODIFIED ? MOST_FEATURES : 8;
-    N head[ROOM];                             // over all pairs of the thread
-    float column[2 * Shape::M_TILES][ROOM];   // of the thread's keys, over its queries
-    N tile;                                   // over the thread's pairs of the present query tile
+/// Scores without inputs: 3 or 4 operations per pair besides the exponential.
+template <class Shape, class P>
+struct PlainGradients : NoFeatures {
+    using Scores = typename Shape::Scores;
+    static constexpr bool OF_HEADS = false;   // whether finish_head() has sums to write
+    struct Sums {};
+    const BackwardShared<Shape>& shared;
+
+    __device__ PlainGradients(const P&, const AttentionForward<typename Shape::X>&, const AttentionBackward<typename Shape::X>&,
+                              const BackwardShared<Shape>& shared_, float*)
+        : NoFeatures({}, nullptr), shared(shared_) {}
+    static constexpr int rounds() { return 1; }
+    __device__ void clear(Sums&) const {}
+    __device__ void start_tile(Sums&) const {}
+    __device__ void finish_tile(const Sums&) const {}
+    __device__ void finish_head(auto&&...) const {}
+    __device__ void keep_nothing(int, int) const {}
+    __device__ void add_tile(const TilePlace&, bool) const {}
+    static __device__ void hide(Scores& s, unsigned&, int m, int n, int e) { s.d[m][n][e] = -INFINITY; }
+
+    template <class Walk>
+    __device__ __forceinline__ void differentiate(Scores& s, Scores& dp, Sums&, const QueryPart& part, const Walk&) const {
+        constexpr bool GATED = MAY_BE_GATED<P>;
+        const float scale = rsqrtf(float(Shape::HS));
+        const auto& rows = shared.rows[part.visit.buffer];
+#pragma unroll
+        for (int n = 0; n < Scores::N; n++)
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const int r = part.q0 + 8 * n + lane_column() + side;
+                const float lse = rows[ROW_LSE][r], scaled_d = rows[ROW_D][r], gate = GATED ? rows[ROW_GATE][r] : 1;
+                const float factor = GATED ? gate * scale : scale;
+#pragma unroll
+                for (int key = 0; key < Scores::ROWS; key++) {
+                    const float p = exp2_of(fmaf(s.at(key, n, side), scale * LOG2_E, -lse));
+                    s.at(key, n, side) = GATED ? gate * p : p;
+                    dp.at(key, n, side) = p * fmaf(factor, dp.at(key, n, side), -scaled_d);
+                }
+            }
+    }
 };
 
-/// Reduce-scatter of values[n] over the eight lanes that hold the same columns of a fragment: lane_row() n gets sum n.
-__device__ __forceinline__ float scattered_sums(float (&values)[8]) {
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        const bool upper = lane_row() & half;
-#pragma unroll
-        for (int n = 0; n < half; n++) {
-            const float keep = upper ? values[n + half] : values[n], give = upper ? values[n] : values[n + half];
-            values[n] = keep + __shfl_xor_sync(ALL_LANES, give, 4 * half);
-        }
-    }
-    return values[0];
-}
-
-/// Adds a block's part of a sum over key tiles, in the semaphores' order. The first block overwrites the memory.
-template <class Number>
-__device__ __forceinline__ void add_part(Number* to, const Number& part, bool first) {
-    if (first) __stcg(to, part);
-    else add_in_memory(to, part);
-}
-
+/// Scores by Policy::score(), differentiated by score_backward().
 template <class Shape, class P>
-class FeatureGradients {
+class PolicyGradients : public Shape::Features, public ScoreInputSums<Shape> {
     using X = typename Shape::X;
     using N = ScoreNumber<X>;
-    static constexpr int KEYS = Shape::KEYS, QUERIES = Shape::QUERIES, M = Shape::M_TILES;
-    static constexpr int THREADS = Shape::THREADS, WARPS = Shape::WARPS;
-    static constexpr bool UNITS = BY_UNITS<Shape, P>;
+    using Scores = typename Shape::Scores;
+    using Tiles = typename Shape::Features;
+    using Inputs = ScoreInputSums<Shape>;
+    using Inputs::f_;
+    static constexpr int ROOM = Shape::MODIFIED ? MOST_FEATURES : 8;
 
 public:
-    using Sums = std::conditional_t<UNITS, UnitSums, FeatureSums<Shape>>;
+    static constexpr bool OF_HEADS = true;
+    /// A thread's sums, in the layout of PairGradients: in registers if the policy's number of features is known at compile time, else in
+    /// local memory.
+    struct Sums {
+        N head[ROOM];                   // over all pairs of the thread
+        float column[Scores::ROWS][ROOM];   // of the thread's keys, over its queries
+        N tile;                         // over the thread's pairs of the present query tile
+    };
 
-    __device__ FeatureGradients(const Features& f, const AttentionForward<X>& a, const AttentionBackward<X>& g,
-                                const BackwardMemory& memory, float* place)
-        : f_(f), a_(a), g_(g), memory_(memory), row_slabs_(place), head_slab_(place + slabs(f) * QUERIES * slab_row(f)),
-          warp_(int(threadIdx.x) / WARP) {}
+    __device__ PolicyGradients(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                               BackwardShared<Shape>& shared, float* memory)
+        : Tiles(policy.features(), memory), Inputs(policy.features(), memory + Tiles::bytes(policy.features()) / sizeof(float)),
+          policy_(policy), a_(a), g_(g), shared_(shared) {}
+    static constexpr size_t bytes(const Features& f) { return Tiles::bytes(f) + Inputs::bytes(f); }
 
-    static constexpr size_t bytes(const Features& f) { return (slabs(f) * QUERIES * slab_row(f) + WARPS * f.head) * sizeof(float); }
-
-    /// Number of slabs for the warps' row sums: one per warp, or a single slab to which the warps add one after the other.
-    static constexpr int slabs(const Features& f) { return Shape::Features::staged(f) ? WARPS : 1; }
+    /// Warps run one after the other if shared memory has no room for the row sums of each.
+    __device__ int rounds() const { return Inputs::slabs(f_) == 1 ? Shape::WARPS : 1; }
 
     __device__ __forceinline__ void clear(Sums& sums) const {
-        if constexpr (UNITS) {
-            sums = {};
-        } else {
-            for (int f = 0; f < f_.head; f++) sums.head[f] = 0;
+        for (int f = 0; f < f_.head; f++) sums.head[f] = 0;
 #pragma unroll
-            for (int key = 0; key < 2 * M; key++)
-                for (int f = 0; f < f_.column; f++) sums.column[key][f] = 0;
-        }
+        for (int key = 0; key < Scores::ROWS; key++)
+            for (int f = 0; f < f_.column; f++) sums.column[key][f] = 0;
+    }
+    __device__ void start_tile(Sums& sums) const { sums.tile = 0; }
+    __device__ __forceinline__ void finish_tile(const Sums& sums) const {
+        if (!f_.tile) return;
+        const float sum = warp_sum(float(sums.tile));
+        if (lane_of() == 0) shared_.tile_parts[this->warp_] = sum;
+    }
+    static __device__ void hide(Scores&, unsigned& hidden, int m, int n, int e) { hidden |= 1u << (4 * (m * Scores::N + n) + e); }
+
+    template <class Walk>
+    __device__ __forceinline__ void differentiate(Scores& s, Scores& dp, Sums& sums, const QueryPart& part, const Walk& walk) const {
+        const float scale = rsqrtf(float(Shape::HS));
+        const QueryTileVisit& visit = part.visit;
+        const auto& rows = shared_.rows[visit.buffer];
+#pragma unroll
+        for (int n = 0; n < Scores::N; n++)
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const int r = part.q0 + 8 * n + lane_column() + side;
+                const float lse = rows[ROW_LSE][r], d = rows[ROW_D][r], gate = MAY_BE_GATED<P> ? rows[ROW_GATE][r] : 1;
+                N row_sums[ROOM];   // of one query, over the thread's keys
+                for (int f = 0; f < (f_.row + 7) / 8 * 8; f++) row_sums[f] = 0;
+#pragma unroll
+                for (int key = 0; key < Scores::ROWS; key++) {
+                    const int bit = 4 * (key / 2 * Scores::N + n) + key % 2 * 2 + side, c = part.key0 + 8 * key + lane_row();
+                    const auto pair = this->pair(a_, walk, part.place, visit.buffer, r, visit.columns, c);
+                    PairGradients<N> gradients{sums.head, row_sums, sums.column[key], 1, &sums.tile};
+                    const N a = s.at(key, n, side) * scale;
+                    const auto dz_of = [&](N z) {   // of hidden pairs too, without a jump
+                        const float weight = exp2_of(fmaf(float(z), LOG2_E, -lse));
+                        const float p = part.hidden >> bit & 1 ? 0 : weight;
+                        s.at(key, n, side) = gate * p;
+                        return N(p * fmaf(gate, dp.at(key, n, side), -d));
+                    };
+                    dp.at(key, n, side) = scale * float(policy_.score_backward(a, pair, gradients, dz_of));
+                }
+                keep_row_sums(row_sums, r);
+            }
     }
 
+    /// Writes dcolumn and the key tile's part of dhead at the end of head h of sequence b. key0 is the warp's first key.
+    __device__ __forceinline__ void finish_head(int b, int h, int j0, float* head_parts, Sums& sums) const {
+        write_columns(g_.dcolumn + (size_t(b) * a_.NH + h) * f_.column * padded(a_.S), j0, sums);
+        for (int f = 0; f < f_.head; f++) {
+            const float sum = warp_sum(float(sums.head[f]));
+            if (lane_of() == 0) this->head_slab()[f] = sum;
+        }
+        clear(sums);
+        this->write_head(head_parts);
+    }
+
+    /// Adds to drow of a query tile, and writes the gradient of the bias of the two tiles.
+    __device__ __forceinline__ void add_tile(const TilePlace& at, bool first) const {
+        static_assert(Shape::KEYS == TILE && Shape::QUERIES == TILE);
+        this->add_rows(g_.drow + ((size_t(at.b) * a_.NH + at.h) * a_.T + at.i0) * f_.row, at.i0, a_.T, first);
+        if (!f_.tile || threadIdx.x != 0) return;
+        float total = 0;
+        for (float part : shared_.tile_parts) total += part;
+        g_.dtile[tile_bias_at(a_, at)] = total;
+    }
+
+private:
     /// Stores the sums of query r over the warp's keys.
     __device__ __forceinline__ void keep_row_sums(const N* row_sums, int r) const {
         for (int f = 0; f < f_.row; f += 8) {
             float values[8];
 #pragma unroll
             for (int n = 0; n < 8; n++) values[n] = float(row_sums[f + n]);
-            float* to = row_slab() + r * slab_row(f_) + f + lane_row();
+            float* to = this->row_slab() + r * Inputs::slab_row(f_) + f + lane_row();
             const float sum = scattered_sums(values);
-            *to = owns_slab() ? sum : *to + sum;
+            *to = this->owns_slab() ? sum : *to + sum;
         }
     }
-    /// The same for two hidden units, different ones in each lane_row().
-    __device__ __forceinline__ void keep_row_sums(float2 of_units, int r) const {
-        *reinterpret_cast<float2*>(row_slab() + r * slab_row(f_) + 2 * lane_row()) = of_units;
-    }
-    /// Stores zeros for queries q0 .. q0 + count - 1, which see none of the warp's keys.
-    __device__ __forceinline__ void keep_nothing(int q0, int count) const {
-        for (int n = lane_of(); n < count * slab_row(f_) && owns_slab(); n += WARP) row_slab()[q0 * slab_row(f_) + n] = 0;
-    }
-
-    /// Writes dcolumn and the key tile's part of dhead at the end of head h of sequence b. key0 is the warp's first key.
-    __device__ __forceinline__ void finish_head(int b, int h, int tile, int key_tiles, int key0, Sums& sums) const {
-        const size_t bh = size_t(b) * a_.NH + h;
-        if constexpr (UNITS) {
-            sums.write(g_.dcolumn + bh * f_.column * padded(a_.S), head_slab_ + warp_ * f_.head, a_.head + size_t(h) * f_.head,
-                       rsqrtf(float(Shape::HS)), tile * KEYS + key0, padded(a_.S), row_slab());
-        } else {
-            write_columns(g_.dcolumn + bh * f_.column * padded(a_.S), tile * KEYS + key0, sums);
-            for (int f = 0; f < f_.head; f++) {
-                const float sum = warp_sum(float(sums.head[f]));
-                if (lane_of() == 0) head_slab_[warp_ * f_.head + f] = sum;
-            }
-        }
-        clear(sums);
-        if (f_.head == 0) return;
-        __syncthreads();
-        for (int f = threadIdx.x; f < f_.head; f += THREADS) {
-            float total = 0;
-            for (int w = 0; w < WARPS; w++) total += head_slab_[w * f_.head + f];
-            memory_.head_parts[(bh * key_tiles + tile) * f_.head + f] = total;
-        }
-        __syncthreads();
-    }
-
-    /// Adds the warps' sums to drow of the query tile from i0 on. The first block overwrites.
-    __device__ __forceinline__ void add_rows(int b, int h, int i0, bool first) const {
-        float* const to = g_.drow + ((size_t(b) * a_.NH + h) * a_.T + i0) * f_.row;
-        if constexpr (UNITS) add_rows_to(reinterpret_cast<float4*>(to), i0, first);
-        else add_rows_to(to, min(QUERIES, a_.T - i0) * f_.row, first);
-    }
-
-private:
-    __device__ __forceinline__ void add_rows_to(float4* to, int i0, bool first) const {
-        for (int n = threadIdx.x; n < QUERIES * UnitGate::UNITS / 4; n += THREADS) {
-            float4 sum{};
-            for (int slab = 0; slab < WARPS; slab++) {
-                const float4 more = reinterpret_cast<const float4*>(row_slabs_)[slab * QUERIES * UnitGate::UNITS / 4 + n];
-                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-            }
-            if (i0 + n / 4 < a_.T) add_part(to + n, sum, first);
-        }
-    }
-    __device__ __forceinline__ void add_rows_to(float* to, int count, bool first) const {
-        for (int n = threadIdx.x; n < count; n += THREADS) {
-            const int r = n / f_.row, f = n % f_.row;
-            float sum = 0;
-            for (int slab = 0; slab < slabs(f_); slab++) sum += row_slabs_[(slab * QUERIES + r) * slab_row(f_) + f];
-            add_part(to + n, sum, first);
-        }
-    }
-
-    static constexpr int slab_row(const Features& f) { return (f.row + 7) / 8 * 8; }   // sums are written in eights
-    __device__ bool owns_slab() const { return slabs(f_) > 1 || warp_ == 0; }   // the other warps add to the slab of warp 0
-    __device__ float* row_slab() const { return row_slabs_ + (slabs(f_) == 1 ? 0 : warp_) * QUERIES * slab_row(f_); }
-
     /// Writes dcolumn (column features, padded(S)) of the warp's keys, from j0 on.
-    __device__ __forceinline__ void write_columns(float* dcolumn, int j0, const FeatureSums<Shape>& sums) const {
+    __device__ __forceinline__ void write_columns(float* dcolumn, int j0, const Sums& sums) const {
 #pragma unroll
-        for (int key = 0; key < 2 * M; key++)
+        for (int key = 0; key < Scores::ROWS; key++)
             for (int f = 0; f < f_.column; f++) {
-                float sum = sums.column[key][f];
-                sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-                sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+                const float sum = row_sum(sums.column[key][f]);
                 const int j = j0 + 8 * key + lane_row();
                 if (lane_column() == 0 && j < padded(a_.S)) dcolumn[size_t(f) * padded(a_.S) + j] = sum;
             }
     }
 
-    Features f_;
+    const P& policy_;
     const AttentionForward<X>& a_;
     const AttentionBackward<X>& g_;
-    const BackwardMemory& memory_;
-    float *row_slabs_, *head_slab_;   // (slabs(), QUERIES, slab_row()), (WARPS, head features)
-    int warp_;
+    BackwardShared<Shape>& shared_;
 };
+
+template <class Shape, class P>
+using GradientsOf = std::conditional_t<BY_UNITS<Shape, P>, UnitGradients<Shape>,
+                                       std::conditional_t<Shape::MODIFIED, PolicyGradients<Shape, P>, PlainGradients<Shape, P>>>;
 
 // ----------------------------------------------------------------------------------------------------------------------- the block
 
 template <class Shape, class P>
 class BackwardBlock {
     using X = typename Shape::X;
-    using N = ScoreNumber<X>;
+    using Scores = typename Shape::Scores;
+    using Gradients = GradientsOf<Shape, P>;
     static constexpr int HS = Shape::HS, KEYS = Shape::KEYS, QUERIES = Shape::QUERIES, STEP = Shape::STEP, M = Shape::M_TILES;
-    static constexpr int THREADS = Shape::THREADS, WARPS = Shape::WARPS;
-    static constexpr bool UNITS = BY_UNITS<Shape, P>, GATED = MAY_BE_GATED<P>;
-    using FeatureTiles = std::conditional_t<UNITS, UnitGradients<Shape>, typename Shape::Features>;
-    using FeatureSums = typename FeatureGradients<Shape, P>::Sums;
-
-    /// A query tile of a head that visits the key tile, with the buffers of its rows and its head's columns.
-    struct QueryTileVisit {
-        int h, tile;
-        Tile verdict;
-        int buffer = 0, columns = 0;
-        __device__ explicit operator bool() const { return verdict != Tile::hidden; }
-    };
+    static constexpr int THREADS = Shape::THREADS;
 
 public:
     __device__ __forceinline__ BackwardBlock(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
                                              const BackwardMemory& memory, BackwardShared<Shape>& shared, int work)
-        : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared), f_(policy.features()),
-          features_(f_, reinterpret_cast<float*>(&shared + 1)),
-          gradients_(f_, a, g, memory, reinterpret_cast<float*>(&shared + 1) + FeatureTiles::bytes(f_) / sizeof(float)),
-          tile_(of_blocks().tile(work)), b_(of_blocks().pair(work) / a.NKV), scale_(rsqrtf(float(HS))),
-          warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
+        : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared),
+          gradients_(policy, a, g, shared, reinterpret_cast<float*>(&shared + 1)), tile_(of_blocks().tile(work)),
+          b_(of_blocks().pair(work) / a.NKV), warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
 
     static constexpr size_t shared_bytes(const Features& f) {
-        return sizeof(BackwardShared<Shape>) + FeatureTiles::bytes(f) + FeatureGradients<Shape, P>::bytes(f);
+        return sizeof(BackwardShared<Shape>) + Gradients::bytes(f);
     }
 
     __device__ __forceinline__ void run() {
@@ -389,18 +384,17 @@ public:
         fetch_keys();
         if (now) fetch(now, true);
         KeySums<Shape> keys;
-        FeatureSums sums;
+        typename Gradients::Sums sums;
         gradients_.clear(sums);
         bool new_head = true;
-        while (Shape::MODIFIED || now) {   // with modified scores, one more round for the last head's sums
+        while (Gradients::OF_HEADS || now) {   // with sums for each head, one more round for the last one's
             wait_for_copies();
-            if constexpr (Shape::MODIFIED)
-                if (now) features_.arrived(new_head);
+            if (now) gradients_.arrived(new_head);
             __syncthreads();   // the tile is visible to all threads; the other buffer and ds are no longer read
-            if (Shape::MODIFIED && !now && held >= 0) release_semaphore(held);
-            for (; Shape::MODIFIED && sums_of < (now ? now.h : last_head); sums_of++)
-                gradients_.finish_head(b_, sums_of, tile_, key_tiles(), key0_, sums);
-            if (Shape::MODIFIED && !now) break;
+            if (Gradients::OF_HEADS && !now && held >= 0) release_semaphore(held);
+            for (; Gradients::OF_HEADS && sums_of < (now ? now.h : last_head); sums_of++)
+                gradients_.finish_head(b_, sums_of, tile_ * KEYS + key0_, head_part(sums_of), sums);
+            if (Gradients::OF_HEADS && !now) break;
             QueryTileVisit next = next_visit(now.h, last_head, cursor);
             next.buffer = (now.buffer + 1) % Shape::BUFFERS;
             next.columns = next.h == now.h ? now.columns : 1 - now.columns;
@@ -412,17 +406,19 @@ public:
             if (held >= 0) release_semaphore(held);
             if (Shape::BUFFERS == 1 && next) fetch(next, new_head);
             add_queries(now);
-            if (Shape::MODIFIED && f_.tile && threadIdx.x == 0) write_tile_bias(now);
             held = semaphore_of(now), now = next;
         }
-        if (!Shape::MODIFIED) wait_for_copies();
-        if (!Shape::MODIFIED) __syncthreads();
-        if (!Shape::MODIFIED && held >= 0) release_semaphore(held);
+        if (!Gradients::OF_HEADS) wait_for_copies();
+        if (!Gradients::OF_HEADS) __syncthreads();
+        if (!Gradients::OF_HEADS && held >= 0) release_semaphore(held);
         write_keys(keys);
     }
 
 private:
     __device__ int key_tiles() const { return (a_.S + KEYS - 1) / KEYS; }
+    __device__ float* head_part(int h) const {
+        return memory_.head_parts + ((size_t(b_) * a_.NH + h) * key_tiles() + tile_) * policy_.features().head;
+    }
     /// The head of K and V. Used only at the beginning and at the end, so no register holds it in between.
     __device__ int kv() const { return of_blocks().pair(shared_.work) % a_.NKV; }
     __device__ BackwardWork of_blocks() const { return {key_tiles(), a_.B * a_.NKV}; }
@@ -453,60 +449,47 @@ private:
         static_assert(ROW_VALUES * QUERIES <= 4 * THREADS);
         const int n = 4 * threadIdx.x;
         if (n < ROW_VALUES * QUERIES) copy_async<16>(&shared_.rows[buffer][0][0] + n, rows + n, 16);
-        if constexpr (Shape::MODIFIED) {
-            features_.template copy_row_features<THREADS>(a_, b_, h, i0, buffer);
-            if (new_head) features_.template copy_column_features<THREADS>(a_, b_, h, tile_ * KEYS, visit.columns);
-        }
+        gradients_.template copy_row_features<THREADS>(a_, b_, h, i0, buffer);
+        if (new_head) gradients_.template copy_column_features<THREADS>(a_, b_, h, tile_ * KEYS, visit.columns);
     }
 
     // ---- dK, dV and the features' gradients
 
-    /// Adds the contributions of all queries of the tile to the warp's keys. Warps run one after the other if shared memory has no room
-    /// for the row sums of each.
-    __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums& sums, const QueryTileVisit& visit) {
-        const int rounds = Shape::MODIFIED && gradients_.slabs(f_) == 1 ? WARPS : 1;
+    /// Adds the contributions of all queries of the tile to the warp's keys.
+    __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, typename Gradients::Sums& sums, const QueryTileVisit& visit) {
+        const int rounds = gradients_.rounds();
         const TilePlace at = tiles(visit.h).place(visit.tile, tile_);
-        if constexpr (!UNITS) sums.tile = 0;
+        gradients_.start_tile(sums);
         for (int round = 0; round < rounds; round++) {
 #pragma unroll 1
             for (int q0 = 0; q0 < QUERIES && (rounds == 1 || round == warp_); q0 += STEP)
-                add_keys(keys, sums, visit, at, q0);
+                add_keys(keys, sums, {visit, at, q0, key0_});
             if (rounds > 1) __syncthreads();
         }
-        if constexpr (Shape::MODIFIED && !UNITS) {
-            if (!f_.tile) return;
-            const float sum = warp_sum(float(sums.tile));
-            if (lane_of() == 0) shared_.tile_parts[warp_] = sum;
-        }
+        gradients_.finish_tile(sums);
     }
 
-    __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, FeatureSums& sums, const QueryTileVisit& visit,
-                                             const TilePlace& at, int q0) {
-        const int buffer = visit.buffer;
-        const auto walk = tiles(computed_here(visit.h)).walk();   // its offsets into arrays are rarely needed
-        const TilePlace part{b_, visit.h, at.i0 + q0, at.j0 + key0_, min(STEP, at.rows - q0),
-                             min(Shape::WARP_KEYS, at.columns - key0_)};
-        const Tile verdict = walk.judge_part(part, visit.verdict);
+    __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, typename Gradients::Sums& sums, QueryPart part) {
+        const int buffer = part.visit.buffer, q0 = part.q0;
+        const auto walk = tiles(computed_here(part.visit.h)).walk();   // its offsets into arrays are rarely needed
+        const TilePlace place{b_, part.visit.h, part.place.i0 + q0, part.place.j0 + key0_, min(STEP, part.place.rows - q0),
+                              min(Shape::WARP_KEYS, part.place.columns - key0_)};
+        const Tile verdict = walk.judge_part(place, part.visit.verdict);
         if (verdict == Tile::hidden) return add_nothing(q0);
-        float p[M][STEP / 8][4] = {}, ds[M][STEP / 8][4] = {};   // S^T and dP^T before differentiate(): rows are keys
-        rows_times_rows(p, shared_.k, key0_, shared_.q[buffer], q0);
-        if constexpr (!Shape::MODIFIED) for_hidden_pairs(part, verdict, [&](int m, int n, int e) { p[m][n][e] = -INFINITY; });
-        rows_times_rows(ds, shared_.v, key0_, shared_.dout[buffer], q0);
-        unsigned hidden = 0;   // modified scores must stay finite, so hidden pairs are bits: 4 (m STEP / 8 + n) + e for (m, n, e)
-        if constexpr (Shape::MODIFIED)
-            for_hidden_pairs(part, verdict, [&](int m, int n, int e) { hidden |= 1u << (4 * (m * STEP / 8 + n) + e); });
-        if constexpr (UNITS) differentiate_by_units(p[0], ds[0], sums, hidden, buffer, q0);
-        else if constexpr (Shape::MODIFIED) differentiate_modified(p, ds, sums, visit, walk, at, hidden, q0);
-        else differentiate(p, ds, buffer, q0);
+        Scores s, dp;   // S^T and dP^T, then P^T and dS^T: rows are keys
+        rows_times_rows(s, shared_.k, key0_, shared_.q[buffer], q0);
+        for_hidden_pairs(place, verdict, [&](int m, int n, int e) { Gradients::hide(s, part.hidden, m, n, e); });
+        rows_times_rows(dp, shared_.v, key0_, shared_.dout[buffer], q0);
+        gradients_.differentiate(s, dp, sums, part, walk);
 #pragma unroll
         for (int q = 0; q < STEP; q += 16) {
             FragmentA<X> left[M];
 #pragma unroll
-            for (int m = 0; m < M; m++) results_as_a(left[m], p[m][q / 8], p[m][q / 8 + 1]);
+            for (int m = 0; m < M; m++) left[m] = s.template as_a<X>(m, q / 16);
             registers_times_rows(keys.dv, left, shared_.dout[buffer], q0 + q);
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                results_as_a(left[m], ds[m][q / 8], ds[m][q / 8 + 1]);
+                left[m] = dp.template as_a<X>(m, q / 16);
                 store_a(shared_.ds, key0_ + 16 * m, q0 + q, left[m]);
             }
             registers_times_rows(keys.dk, left, shared_.q[buffer], q0 + q);
@@ -518,7 +501,7 @@ private:
         for (auto& part : zero.part) make_two(part, 0, 0);
         for (int q = 0; q < STEP; q += 16)
             for (int m = 0; m < M; m++) store_a(shared_.ds, key0_ + 16 * m, q0 + q, zero);
-        if constexpr (Shape::MODIFIED) gradients_.keep_nothing(q0, STEP);
+        gradients_.keep_nothing(q0, STEP);
     }
 
     /// Calls hide(m, n, e) for the thread's scores of hidden pairs. Most tiles have none, so everything is computed here and no register
@@ -538,82 +521,6 @@ private:
                         if (j >= a_.S || !visible(i, j)) hide(m, n, e);
                     }
         });
-    }
-
-    // ---- from S^T to gate P^T and from dP^T to (scale dL/da)^T, in place
-
-    /// Without score inputs: 3 or 4 operations per pair besides the exponential.
-    __device__ __forceinline__ void differentiate(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4], int buffer, int q0) const {
-        const auto& rows = shared_.rows[buffer];
-#pragma unroll
-        for (int n = 0; n < STEP / 8; n++)
-#pragma unroll
-            for (int side = 0; side < 2; side++) {
-                const int r = q0 + 8 * n + lane_column() + side;
-                const float lse = rows[ROW_LSE][r], scaled_d = rows[ROW_D][r], gate = GATED ? rows[ROW_GATE][r] : 1;
-                const float factor = GATED ? gate * scale_ : scale_;
-#pragma unroll
-                for (int key = 0; key < 2 * M; key++) {
-                    const int m = key / 2, e = key % 2 * 2 + side;
-                    const float p = exp2_of(fmaf(s[m][n][e], scale_ * LOG2_E, -lse));
-                    s[m][n][e] = GATED ? gate * p : p;
-                    dp[m][n][e] = p * fmaf(factor, dp[m][n][e], -scaled_d);
-                }
-            }
-    }
-
-    /// With score_backward().
-    __device__ __forceinline__ void differentiate_modified(float (&s)[M][STEP / 8][4], float (&dp)[M][STEP / 8][4],
-                                                           FeatureSums& sums, const QueryTileVisit& visit,
-                                                           const TileWalk<X, P>& walk, const TilePlace& at, unsigned hidden,
-                                                           int q0) {
-#pragma unroll
-        for (int n = 0; n < STEP / 8; n++)
-#pragma unroll
-            for (int side = 0; side < 2; side++) {
-                const int r = q0 + 8 * n + lane_column() + side;
-                const auto& rows = shared_.rows[visit.buffer];
-                const float lse = rows[ROW_LSE][r], d = rows[ROW_D][r], gate = GATED ? rows[ROW_GATE][r] : 1;
-                N row_sums[FeatureSums::ROOM];   // of one query, over the thread's keys
-                for (int f = 0; f < (f_.row + 7) / 8 * 8; f++) row_sums[f] = 0;
-#pragma unroll
-                for (int key = 0; key < 2 * M; key++) {
-                    const int m = key / 2, e = key % 2 * 2 + side, c = key0_ + 8 * key + lane_row();
-                    const auto pair = features_.pair(a_, walk, at, visit.buffer, r, visit.columns, c);
-                    PairGradients<N> gradients{sums.head, row_sums, sums.column[key], 1, &sums.tile};
-                    const N a = s[m][n][e] * scale_;
-                    const auto dz_of = [&](N z) {   // of hidden pairs too, without a jump
-                        const float weight = exp2_of(fmaf(float(z), LOG2_E, -lse));
-                        const float p = hidden >> (4 * (m * STEP / 8 + n) + e) & 1 ? 0 : weight;
-                        s[m][n][e] = gate * p;
-                        return N(p * fmaf(gate, dp[m][n][e], -d));
-                    };
-                    dp[m][n][e] = scale_ * float(policy_.score_backward(a, pair, gradients, dz_of));
-                }
-                gradients_.keep_row_sums(row_sums, r);
-            }
-    }
-
-    /// With the code for a gate of hidden units. That code is long, so a rolled loop takes eight queries at a time. Registers cannot be
-    /// indexed, so the scores move through s[0] instead.
-    __device__ __forceinline__ void differentiate_by_units(float (&s)[STEP / 8][4], float (&dp)[STEP / 8][4], FeatureSums& sums,
-                                                           unsigned hidden, int buffer, int q0) {
-        const auto& rows = shared_.rows[buffer];
-#pragma unroll 1
-        for (int n = 0; n < STEP / 8; n++, hidden >>= 4) {
-#pragma unroll
-            for (int side = 0; side < 2; side++) {
-                const int r = q0 + 8 * n + lane_column() + side;
-                gradients_.keep_row_sums(
-                    features_.differentiate(s[0], dp[0], side, hidden, rows[ROW_LSE][r], rows[ROW_D][r], r, key0_, sums), r);
-            }
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float done_s = s[0][e], done_dp = dp[0][e];
-                s[0][e] = s[1][e], dp[0][e] = dp[1][e];
-                s[1][e] = done_s, dp[1][e] = done_dp;
-            }
-        }
     }
 
     // ---- dQ and drow, in the order of the semaphores
@@ -645,7 +552,7 @@ private:
 #pragma unroll
         for (int d0 = 0; d0 < Shape::DQ_COLUMNS; d0 += Shape::DQ_STEP) {
             const int column = warp_ / 2 * Shape::DQ_COLUMNS + d0;
-            float dq[2][Shape::DQ_STEP / 8][4] = {};
+            Accumulator<2, Shape::DQ_STEP / 8> dq;
 #pragma unroll UNROLL<X>
             for (int key = 0; key < KEYS; key += 16) {
                 FragmentA<X> ds[2];
@@ -655,10 +562,10 @@ private:
             }
             if (d0 == 0 && !first) wait_for_semaphore(visit, previous);
             for_query_pairs(to + d0, rows, [&](int m, int n, int half, float* at) {
-                add_part(reinterpret_cast<float2*>(at), make_float2(dq[m][n][2 * half], dq[m][n][2 * half + 1]), first);
+                add_part(reinterpret_cast<float2*>(at), make_float2(dq.d[m][n][2 * half], dq.d[m][n][2 * half + 1]), first);
             });
         }
-        if constexpr (Shape::MODIFIED) gradients_.add_rows(b_, visit.h, i0, first);
+        gradients_.add_tile(tiles(visit.h).place(visit.tile, tile_), first);
     }
 
     /// Calls body(m, n, half, at) for each pair of dQ elements of the thread. `to` is the address of the first of its 32 rows, of which
@@ -675,14 +582,6 @@ private:
             }
     }
 
-    /// Tiles are square if scores are modified.
-    __device__ __forceinline__ void write_tile_bias(const QueryTileVisit& visit) const {
-        static_assert(!Shape::MODIFIED || (KEYS == TILE && QUERIES == TILE));
-        float total = 0;
-        for (float part : shared_.tile_parts) total += part;
-        g_.dtile[tile_bias_at(a_, tiles(visit.h).place(visit.tile, tile_))] = total;
-    }
-
     // ---- the end
 
     __device__ __forceinline__ void write_keys(const KeySums<Shape>& keys) {
@@ -693,10 +592,10 @@ private:
             const size_t token = size_t(b_) * a_.S + j, at = size_t(kv()) * HS + lane_column();
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
-                const float *dk = keys.dk[key / 2][n] + key % 2 * 2, *dv = keys.dv[key / 2][n] + key % 2 * 2;
                 Two<float> wide;
                 Two<X> narrow;
-                make_two(wide, dk[0], dk[1]), make_two(narrow, dv[0], dv[1]);
+                make_two(wide, keys.dk.at(key, n, 0), keys.dk.at(key, n, 1));
+                make_two(narrow, keys.dv.at(key, n, 0), keys.dv.at(key, n, 1));
                 store_two(g_.dk.data + token * g_.dk.row + at + 8 * n, wide);
                 store_two(g_.dv.data + token * g_.dv.row + at + 8 * n, narrow);
             }
@@ -708,11 +607,8 @@ private:
     const AttentionBackward<X>& g_;
     const BackwardMemory& memory_;
     BackwardShared<Shape>& shared_;
-    Features f_;
-    FeatureTiles features_;
-    FeatureGradients<Shape, P> gradients_;
+    Gradients gradients_;
     int tile_, b_;
-    float scale_;
     int warp_, key0_;   // the warp's first key in the tile
 };
 

@@ -1,5 +1,5 @@
-// Shared by both passes of the tiled kernel on the GPU: the score inputs of a tile in shared memory, and the walk over the tiles to
-// visit.
+// Shared by both passes of the tiled kernel on the GPU: the score inputs of a tile in shared memory, sums for their gradients, and the
+// walk over the tiles to visit.
 #pragma once
 #include "attention/kernel/mma.cuh"
 #include "attention/kernel/call.h"
@@ -53,6 +53,17 @@ inline void require_shared_memory(size_t bytes, int HS, const Features& f) {
     fail(Exit::usage, "attention with head size ", HS, ", ", f.row, " features per row and ", f.column, " per column needs ", bytes,
          " bytes of shared memory per block; this GPU has ", most);
 }
+
+/// The functions of FeatureTiles for scores without features.
+struct NoFeatures {
+    __device__ NoFeatures(const Features&, float*) {}
+    static constexpr size_t bytes(const Features&) { return 0; }
+    template <int THREADS>
+    __device__ void copy_row_features(auto&&...) const {}
+    template <int THREADS>
+    __device__ void copy_column_features(auto&&...) const {}
+    __device__ void arrived(auto...) const {}
+};
 
 /// Shared memory for the features of QUERIES rows and KEYS columns and the head's scalars. With many features, pairs read global memory
 /// instead.
@@ -123,6 +134,104 @@ private:
     Features f_;
     float *rows_, *columns_, *heads_;
 };
+
+// ------------------------------------------------------------------------------------------------------- gradients of score inputs
+
+/// Values per query row: log-sum-exp in base 2 (infinite where P is 0), D (times HS^-1/2 if scores are not modified), and the gate
+/// (or 1).
+enum RowValue { ROW_LSE, ROW_D, ROW_GATE, ROW_VALUES };
+
+/// A query tile of a head that visits the key tile, with the buffers of its rows and its head's columns.
+struct QueryTileVisit {
+    int h, tile;
+    Tile verdict;
+    int buffer = 0, columns = 0;
+    __device__ explicit operator bool() const { return verdict != Tile::hidden; }
+};
+
+/// Part of a query tile: STEP queries from q0 on, in `place` of the tile, and the warp's keys from key0 on.
+struct QueryPart {
+    const QueryTileVisit& visit;
+    const TilePlace& place;
+    int q0, key0;
+    unsigned hidden = 0;   // bit 4 (m STEP / 8 + n) + e of element (m, n, e), where hidden scores must stay finite
+};
+
+/// Reduce-scatter of values[n] over the eight lanes that hold the same columns of a fragment: lane_row() n gets sum n.
+__device__ __forceinline__ float scattered_sums(float (&values)[8]) {
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2) {
+        const bool upper = lane_row() & half;
+#pragma unroll
+        for (int n = 0; n < half; n++) {
+            const float keep = upper ? values[n + half] : values[n], give = upper ? values[n] : values[n + half];
+            values[n] = keep + __shfl_xor_sync(ALL_LANES, give, 4 * half);
+        }
+    }
+    return values[0];
+}
+
+/// Adds a block's part of a sum over key tiles, in the semaphores' order. The first block overwrites the memory.
+template <class Number>
+__device__ __forceinline__ void add_part(Number* to, const Number& part, bool first) {
+    if (first) __stcg(to, part);
+    else add_in_memory(to, part);
+}
+
+/// A block's sums for the gradients of score inputs, from its warps to memory. Sums for columns and for the head stay in registers until
+/// the head is done. Sums for a query tile's rows run over a warp's keys in shared memory and over key tiles in global memory, in the
+/// order of dQ.
+template <class Shape>
+class ScoreInputSums {
+public:
+    static constexpr size_t bytes(const Features& f) {
+        return (slabs(f) * Shape::QUERIES * slab_row(f) + Shape::WARPS * f.head) * sizeof(float);
+    }
+
+    /// Stores zeros for queries q0 .. q0 + count - 1, which see none of the warp's keys.
+    __device__ __forceinline__ void keep_nothing(int q0, int count) const {
+        for (int n = lane_of(); n < count * slab_row(f_) && owns_slab(); n += WARP) row_slab()[q0 * slab_row(f_) + n] = 0;
+    }
+
+    /// Adds the warps' sums to drow of the query tile from i0 on. The first block overwrites.
+    __device__ __forceinline__ void add_rows(float* drow, int i0, int T, bool first) const {
+        for (int n = threadIdx.x; n < min(Shape::QUERIES, T - i0) * f_.row; n += Shape::THREADS) {
+            const int r = n / f_.row, f = n % f_.row;
+            float sum = 0;
+            for (int slab = 0; slab < slabs(f_); slab++) sum += row_slabs_[(slab * Shape::QUERIES + r) * slab_row(f_) + f];
+            add_part(drow + n, sum, first);
+        }
+    }
+
+protected:
+    __device__ ScoreInputSums(const Features& f, float* memory)
+        : f_(f), row_slabs_(memory), head_slab_(memory + slabs(f) * Shape::QUERIES * slab_row(f)), warp_(int(threadIdx.x) / WARP) {}
+
+    /// Number of slabs for the warps' row sums: one per warp, or a single slab to which the warps add one after the other.
+    static constexpr int slabs(const Features& f) { return Shape::Features::staged(f) ? Shape::WARPS : 1; }
+    static constexpr int slab_row(const Features& f) { return (f.row + 7) / 8 * 8; }   // sums are written in eights
+    __device__ bool owns_slab() const { return slabs(f_) > 1 || warp_ == 0; }   // the other warps add to the slab of warp 0
+    __device__ float* row_slab() const { return row_slabs_ + (slabs(f_) == 1 ? 0 : warp_) * Shape::QUERIES * slab_row(f_); }
+    __device__ float* head_slab() const { return head_slab_ + warp_ * f_.head; }
+
+    /// parts (features.head) = the sum of the warps' head slabs.
+    __device__ __forceinline__ void write_head(float* parts) const {
+        if (f_.head == 0) return;
+        __syncthreads();
+        for (int f = threadIdx.x; f < f_.head; f += Shape::THREADS) {
+            float total = 0;
+            for (int w = 0; w < Shape::WARPS; w++) total += head_slab_[w * f_.head + f];
+            parts[f] = total;
+        }
+        __syncthreads();
+    }
+
+    Features f_;
+    float *row_slabs_, *head_slab_;   // (slabs(), QUERIES, slab_row()), (WARPS, head features)
+    int warp_;
+};
+
+// -------------------------------------------------------------------------------------------------------------- the tiles to visit
 
 /// A tile to visit; `hidden` after the last one.
 struct Visit {

@@ -14,51 +14,37 @@
 
 // ------------------------------------------------------------------------------------------------------------------------ the mask
 
-/// Calls each(value, r, c) for the thread's elements of a part of a tile, in column-major order; r and c are row and column in the
-/// part.
-template <class Shape, class Each>
-__device__ __forceinline__ void for_each_pair(float (&s)[Shape::M_TILES][Shape::STEP / 8][4], Each each) {
-#pragma unroll
-    for (int n = 0; n < Shape::STEP / 8; n++)
-#pragma unroll
-        for (int side = 0; side < 2; side++)
-#pragma unroll
-            for (int row = 0; row < 2 * Shape::M_TILES; row++)
-                each(s[row / 2][n][row % 2 * 2 + side], 8 * row + lane_row(), 8 * n + lane_column() + side);
-}
-
-/// Hidden pairs become -infinity. A long visible() is called in a rolled loop over columns that sets one bit per pair.
-template <class Shape, bool LONG, class Visible>
-__device__ __forceinline__ void mask_by(float (&s)[Shape::M_TILES][Shape::STEP / 8][4], Visible visible, int i0, int j0, int keys) {
+/// Hidden pairs become -infinity; the part begins at (i0, j0). A long visible() is called in a rolled loop over columns that sets one
+/// bit per pair.
+template <bool LONG, int M, int N, class Visible>
+__device__ __forceinline__ void mask_by(Accumulator<M, N>& s, Visible visible, int i0, int j0, int keys) {
     if constexpr (!LONG) {
-        for_each_pair<Shape>(s, [&](float& value, int r, int c) {
+        s.for_each([&](float& value, int r, int c) {
             if (j0 + c >= keys || !visible(i0 + r, j0 + c)) value = -INFINITY;
         });
     } else {
-        constexpr int ROWS = 2 * Shape::M_TILES;   // of the thread
-        unsigned hidden[ROWS] = {};
+        unsigned hidden[2 * M] = {};
 #pragma unroll 1
-        for (int k = 0; k < Shape::STEP / 4; k++) {
+        for (int k = 0; k < 2 * N; k++) {
             const int j = j0 + k / 2 * 8 + lane_column() + k % 2;
 #pragma unroll
-            for (int row = 0; row < ROWS; row++)
+            for (int row = 0; row < 2 * M; row++)
                 if (j >= keys || !visible(i0 + 8 * row + lane_row(), j)) hidden[row] |= 1u << k;
         }
 #pragma unroll
-        for (int row = 0; row < ROWS; row++)
+        for (int row = 0; row < 2 * M; row++)
 #pragma unroll
-            for (int k = 0; k < Shape::STEP / 4; k++)
-                if (hidden[row] >> k & 1) s[row / 2][k / 2][row % 2 * 2 + k % 2] = -INFINITY;
+            for (int k = 0; k < 2 * N; k++)
+                if (hidden[row] >> k & 1) s.at(row, k / 2, k % 2) = -INFINITY;
     }
 }
 
-template <class Shape, class Walk>
-__device__ __forceinline__ void mask(float (&s)[Shape::M_TILES][Shape::STEP / 8][4], const Walk& walk, const TilePlace& part,
-                                     Tile verdict, int keys) {
-    if (verdict == Tile::full && part.columns == Shape::STEP) return;
+template <int M, int N, class Walk>
+__device__ __forceinline__ void mask(Accumulator<M, N>& s, const Walk& walk, const TilePlace& part, Tile verdict, int keys) {
+    if (verdict == Tile::full && part.columns == 8 * N) return;
     walk.with_visible(verdict, [&](auto visible) {
         constexpr bool LONG = Walk::template is_long<decltype(visible)>();
-        mask_by<Shape, LONG>(s, visible, computed_here(part.i0), computed_here(part.j0), keys);
+        mask_by<LONG>(s, visible, computed_here(part.i0), computed_here(part.j0), keys);
     });
 }
 
@@ -82,10 +68,8 @@ struct ForwardShape {
     static constexpr int BUFFERS = fast && !staggered ? 2 : 1;
     static constexpr int BLOCKS = MODIFIED && HS <= 64 ? 3 : 2;           // per multiprocessor, by registers
     using Features = FeatureTiles<QUERIES, KEYS, 1, BUFFERS>;
+    using Scores = Accumulator<M_TILES, STEP / 8>;   // of a part: the warp's rows and STEP keys
 };
-
-template <class Shape, class P>
-using ForwardFeatures = std::conditional_t<BY_UNITS<Shape, P>, UnitScores<Shape>, typename Shape::Features>;
 
 template <class Shape>
 struct ForwardShared {
@@ -93,187 +77,228 @@ struct ForwardShared {
     SharedTile<typename Shape::X, Shape::KEYS, Shape::HS> k[Shape::BUFFERS], v[Shape::BUFFERS];
 };
 
-/// A thread's part of its warp's rows: rows lane_row() (half 0) and lane_row() + 8 (half 1) of each 16. Until the end, sums are over
-/// the thread's own columns.
+// ------------------------------------------------------------------------------------------------------------- from q.k to scores
+// Three forms with the same functions: q.k as it is, Policy::score(), and the gate of unit_gate.cuh. score<GATES>() changes the q.k of
+// a part in place, and with GATES writes the gates of its pairs.
+
+/// The score is q.k.
 template <class Shape>
-struct ForwardRows {
-    float out[Shape::M_TILES][Shape::HS / 8][4] = {};   // sum of exp(z - largest) v
-    float largest[Shape::M_TILES][2];                   // score so far
-    float sum[Shape::M_TILES][2] = {};                  // of exp(z - largest)
-    float moment[Shape::M_TILES][2] = {};               // of exp(z - largest) score, for the entropy
-    int pairs[Shape::M_TILES][2] = {};                  // visible pairs
-    float pair_gates[Shape::M_TILES][2] = {};           // sum of Policy::pair_gate() over these
-    float peak[Shape::M_TILES][2];                      // largest score in the current key tile
+struct PlainScores : NoFeatures {
+    using NoFeatures::NoFeatures;
+    static __device__ float to_z(float scale) { return scale; }
+    template <bool GATES>
+    __device__ void score(auto&&...) const {}
 };
 
-/// Adds up the gates on the pairs that are not hidden.
+/// The score is z, by Policy::score().
 template <class Shape>
-__device__ __forceinline__ void add_pair_gates(ForwardRows<Shape>& rows, const float (&s)[Shape::M_TILES][Shape::STEP / 8][4],
-                                               const float (&gates)[Shape::M_TILES][Shape::STEP / 8][4]) {
-#pragma unroll
-    for (int m = 0; m < Shape::M_TILES; m++)
-#pragma unroll
-        for (int n = 0; n < Shape::STEP / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (s[m][n][e] > -INFINITY) rows.pair_gates[m][e / 2] += gates[m][n][e];
-}
+struct PolicyScores : Shape::Features {
+    using X = typename Shape::X;
+    using Shape::Features::Features;
+    static __device__ float to_z(float) { return 1; }
 
-/// Updates the running maxima and rescales the sums. After the first tiles maxima rarely change, and the whole warp skips the
-/// rescaling.
-template <class Shape, bool STATISTICS>
-__device__ __forceinline__ void raise_maxima(ForwardRows<Shape>& rows, const float (&s)[Shape::M_TILES][Shape::STEP / 8][4],
-                                             float to_base_2) {
-    float rescale[Shape::M_TILES][2];
-    bool raised = false;
-#pragma unroll
-    for (int m = 0; m < Shape::M_TILES; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float peak = -INFINITY;
-#pragma unroll
-            for (int n = 0; n < Shape::STEP / 8; n++) peak = fmaxf(peak, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-            peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 1));   // four lanes share a row
-            peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 2));
-            if (STATISTICS) rows.peak[m][half] = fmaxf(rows.peak[m][half], peak);
-            const float before = rows.largest[m][half], largest = fmaxf(before, peak);
-            rescale[m][half] = largest == before ? 1.0f : exp2_of((before - largest) * to_base_2);
-            rows.largest[m][half] = largest;
-            raised = raised || largest != before;
-        }
-    if (!__any_sync(ALL_LANES, raised)) return;
-#pragma unroll
-    for (int m = 0; m < Shape::M_TILES; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            rows.sum[m][half] *= rescale[m][half];
-            if (STATISTICS) rows.moment[m][half] *= rescale[m][half];
-#pragma unroll
-            for (int n = 0; n < Shape::HS / 8; n++)
-                rows.out[m][n][2 * half] *= rescale[m][half], rows.out[m][n][2 * half + 1] *= rescale[m][half];
-        }
-}
+    template <bool GATES, class P, class Walk>
+    __device__ __forceinline__ void score(typename Shape::Scores& s, typename Shape::Scores& gates, const P& policy,
+                                          const AttentionForward<X>& a, const Walk& walk, const TilePlace& at, int row0, int buffer,
+                                          int c0) const {
+        const float scale = rsqrtf(float(Shape::HS));
+        auto pair = [&](int r, int c) { return this->pair(a, walk, at, 0, row0 + r, buffer, c0 + c); };
+        s.for_each([&](float& value, int r, int c) { value = float(policy.score(ScoreNumber<X>(value * scale), pair(r, c))); });
+        if constexpr (GATES)
+            if (a.statistics.pair_gate)
+                gates.for_each([&](float& gate, int r, int c) { gate = float(policy.pair_gate(pair(r, c))); });
+    }
+};
 
-/// Turns scores into exp(z - largest) in place.
-template <class Shape, bool STATISTICS>
-__device__ __forceinline__ void exponentials(ForwardRows<Shape>& rows, float (&s)[Shape::M_TILES][Shape::STEP / 8][4],
-                                             float to_base_2) {
+template <class Shape, class P>
+using ScoresOf = std::conditional_t<BY_UNITS<Shape, P>, UnitScores<Shape>,
+                                    std::conditional_t<MODIFIES_SCORES<P>, PolicyScores<Shape>, PlainScores<Shape>>>;
+
+// -------------------------------------------------------------------------------------------------------------------- statistics
+
+/// The functions of RowStatistics for a call without statistics.
+struct NoStatistics {
+    static constexpr bool GATES = false;
+    __device__ NoStatistics(auto&&...) {}
+    __device__ void start_tile(auto&&...) const {}
+    __device__ void add_gates(auto&&...) const {}
+    __device__ void raise(int, float) const {}
+    __device__ void rescale(int, float) const {}
+    __device__ void add(int, float, float) const {}
+    __device__ void finish_tile(auto&&...) const {}
+    __device__ void finish_row(auto&&...) const {}
+    __device__ void finish() const {}
+};
+
+/// AttentionForward::statistics of a block, as far as they are asked for. A thread holds its own columns of its warp's rows; the first
+/// threads also count the key tiles that a query tile of the block visits.
+template <class Shape, class P>
+class RowStatistics {
+    using X = typename Shape::X;
+    using Scores = typename Shape::Scores;
+
+public:
+    static constexpr bool GATES = P::traits.gates_pairs;
+
+    __device__ RowStatistics(const AttentionForward<X>& a, const TilePlace& block) : a_(a), query_tile_(block) {
+        query_tile_.i0 += int(threadIdx.x) * TILE;
+        query_tile_.rows = int(threadIdx.x) < Shape::QUERIES / TILE ? min(TILE, a.T - query_tile_.i0) : 0;
+        if (!a.statistics.tile_max) return;
+        float* peaks = a.statistics.tile_max + row(block.i0, block) * tiles_of(a.S);
+        for (int n = threadIdx.x; n < block.rows * tiles_of(a.S); n += Shape::THREADS) peaks[n] = -INFINITY;
+    }
+
+    template <class Walk>
+    __device__ void start_tile(const Walk& walk, const TilePlace& at) {
+        for (float& peak : peak_) peak = -INFINITY;
+        if (!a_.statistics.tiles || query_tile_.rows <= 0) return;
+        query_tile_.j0 = at.j0, query_tile_.columns = at.columns;
+        visited_ += walk.judge_listed(query_tile_) != Tile::hidden;
+    }
+    /// The gates on the pairs of a masked part that are not hidden.
+    __device__ __forceinline__ void add_gates(const Scores& s, const Scores& gates) {
+        if (!GATES || !a_.statistics.pair_gate) return;
 #pragma unroll
-    for (int m = 0; m < Shape::M_TILES; m++)
+        for (int row = 0; row < Scores::ROWS; row++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float largest = rows.largest[m][half];
-            const float base = largest == -INFINITY ? 0.0f : largest * to_base_2;   // -inf - -inf would be NaN
-            float sum = 0, moment = 0;
-            int pairs = 0;
-#pragma unroll
-            for (int n = 0; n < Shape::STEP / 8; n++)
-#pragma unroll
-                for (int e = 2 * half; e < 2 * half + 2; e++) {
-                    const float p = exp2_of(fmaf(s[m][n][e], to_base_2, -base));
-                    if (STATISTICS) moment += p > 0 ? p * s[m][n][e] : 0, pairs += s[m][n][e] > -INFINITY;
-                    s[m][n][e] = p;
-                    sum += p;
-                }
-            rows.sum[m][half] += sum;
-            if (STATISTICS) rows.moment[m][half] += moment, rows.pairs[m][half] += pairs;
+            for (int n = 0; n < 2 * Scores::N; n++)
+                if (s.at(row, n / 2, n % 2) > -INFINITY) gates_[row] += gates.at(row, n / 2, n % 2);
+    }
+    __device__ void raise(int row, float peak) { peak_[row] = fmaxf(peak_[row], peak); }
+    __device__ void rescale(int row, float factor) { moment_[row] *= factor; }
+    __device__ void add(int row, float p, float score) { moment_[row] += p > 0 ? p * score : 0, pairs_[row] += score > -INFINITY; }
+
+    /// tile_max: z of each row's largest score in this key tile.
+    __device__ __forceinline__ void finish_tile(const TilePlace& at, int row0, float to_z) const {
+        if (!a_.statistics.tile_max || lane_column() != 0) return;
+        for (int n = 0; n < Scores::ROWS; n++) {
+            const int i = at.i0 + row0 + 8 * n + lane_row();
+            if (i < a_.T) a_.statistics.tile_max[row(i, at) * tiles_of(a_.S) + at.j0 / TILE] = peak_[n] * to_z;
         }
-}
+    }
+    /// The lane's n-th row, i. `sum` is that of exp(z - largest). Called by all lanes.
+    __device__ __forceinline__ void finish_row(int n, int i, const TilePlace& at, float sum, float lse, float to_z) const {
+        const float moment = row_sum(moment_[n]), gates = GATES ? row_sum(gates_[n]) : 0;
+        const int pairs = row_sum(pairs_[n]);
+        if (i >= a_.T || lane_column() != 0) return;
+        const Statistics<X>& to = a_.statistics;
+        if (to.entropy) to.entropy[row(i, at)] = sum > 0 ? lse - moment / sum * to_z : 0;
+        if (to.pairs) to.pairs[row(i, at)] = pairs;
+        if (GATES && to.pair_gate) to.pair_gate[row(i, at)] = gates;
+    }
+    __device__ void finish() const {
+        const TilePlace& at = query_tile_;
+        if (!a_.statistics.tiles || at.rows <= 0) return;
+        a_.statistics.tiles[(size_t(at.b) * a_.NH + at.h) * tiles_of(a_.T) + at.i0 / TILE] = visited_;
+    }
+
+private:
+    __device__ size_t row(int i, const TilePlace& at) const { return (size_t(at.b) * a_.NH + at.h) * a_.T + i; }   // in (B, NH, T)
+
+    const AttentionForward<X>& a_;
+    float moment_[Scores::ROWS] = {};   // sum of exp(z - largest) score, for the entropy
+    int pairs_[Scores::ROWS] = {};      // visible pairs
+    float gates_[Scores::ROWS] = {};    // sum of Policy::pair_gate() over these
+    float peak_[Scores::ROWS];          // largest score in the current key tile
+    TilePlace query_tile_;
+    int visited_ = 0;
+};
+
+// --------------------------------------------------------------------------------------------------------------------- the softmax
 
 /// P of STEP keys as left factors. For bf16 they take half the registers of the scores.
 template <class Shape>
 struct Weights {
     FragmentA<typename Shape::X> of_keys[Shape::STEP / 16][Shape::M_TILES];
+
+    __device__ __forceinline__ void pack(const typename Shape::Scores& p) {
+#pragma unroll
+        for (int k = 0; k < Shape::STEP / 16; k++)
+#pragma unroll
+            for (int m = 0; m < Shape::M_TILES; m++) of_keys[k][m] = p.template as_a<typename Shape::X>(m, k);
+    }
 };
 
+/// Online softmax of a warp's rows. A thread has its own columns of each; `sum` is over these until the end.
 template <class Shape>
-__device__ __forceinline__ void pack(Weights<Shape>& weights, const float (&p)[Shape::M_TILES][Shape::STEP / 8][4]) {
-#pragma unroll
-    for (int k = 0; k < Shape::STEP / 16; k++)
-#pragma unroll
-        for (int m = 0; m < Shape::M_TILES; m++) results_as_a(weights.of_keys[k][m], p[m][2 * k], p[m][2 * k + 1]);
-}
+struct OnlineSoftmax {
+    using X = typename Shape::X;
+    using Scores = typename Shape::Scores;
+    static constexpr int ROWS = Scores::ROWS;
 
-/// out += P V for STEP keys from c0 on.
-template <class Shape>
-__device__ __forceinline__ void add_values(ForwardRows<Shape>& rows, const Weights<Shape>& weights,
-                                           const SharedTile<typename Shape::X, Shape::KEYS, Shape::HS>& v, int c0) {
-#pragma unroll
-    for (int k = 0; k < Shape::STEP / 16; k++) registers_times_rows(rows.out, weights.of_keys[k], v, c0 + 16 * k);
-}
+    Accumulator<Shape::M_TILES, Shape::HS / 8> out;   // sum of exp(z - largest) v
+    float largest[ROWS];                              // score so far
+    float sum[ROWS] = {};                             // of exp(z - largest)
 
-/// statistics.tile_max: z of each row's largest score in one key tile.
-template <class Shape>
-__device__ __forceinline__ void write_peaks(const ForwardRows<Shape>& rows, const AttentionForward<typename Shape::X>& a,
-                                            const TilePlace& at, int row0, float to_z) {
-    for (int m = 0; m < Shape::M_TILES; m++)
-        for (int half = 0; half < 2; half++) {
-            const int i = at.i0 + row0 + 16 * m + 8 * half + lane_row();
-            if (i >= a.T || lane_column() != 0) continue;
-            const size_t row = (size_t(at.b) * a.NH + at.h) * a.T + i;
-            a.statistics.tile_max[row * tiles_of(a.S) + at.j0 / TILE] = rows.peak[m][half] * to_z;
+    __device__ OnlineSoftmax() {
+        for (float& score : largest) score = -INFINITY;
+    }
+
+    /// Updates the running maxima and rescales the sums. After the first tiles maxima rarely change, and the whole warp skips the
+    /// rescaling.
+    template <class Statistics>
+    __device__ __forceinline__ void raise_maxima(const Scores& s, float to_base_2, Statistics& statistics) {
+        float factor[ROWS];
+        bool raised = false;
+#pragma unroll
+        for (int n = 0; n < ROWS; n++) {
+            const float peak = s.row_max(n), before = largest[n];
+            statistics.raise(n, peak);
+            largest[n] = fmaxf(before, peak);
+            factor[n] = largest[n] == before ? 1.0f : exp2_of((before - largest[n]) * to_base_2);
+            raised = raised || largest[n] != before;
         }
-}
-
-/// statistics.tiles. The first threads of a block have one query tile each and count the key tiles that it visits.
-template <class Shape>
-struct TileCounter {
-    static constexpr int MINE = Shape::QUERIES / TILE;   // query tiles of a block
-    TilePlace tile;
-    int visited = 0;
-    __device__ TileCounter(int T, const TilePlace& block) : tile(block) {
-        tile.i0 += int(threadIdx.x) * TILE;
-        tile.rows = int(threadIdx.x) < MINE ? min(TILE, T - tile.i0) : 0;
-    }
-    template <class Walk>
-    __device__ void count(const Walk& walk, const TilePlace& block) {
-        tile.j0 = block.j0, tile.columns = block.columns;
-        if (tile.rows > 0) visited += walk.judge_listed(tile) != Tile::hidden;
-    }
-    template <class X>
-    __device__ void write(const AttentionForward<X>& a) const {
-        if (tile.rows > 0) a.statistics.tiles[(size_t(tile.b) * a.NH + tile.h) * tiles_of(a.T) + tile.i0 / TILE] = visited;
-    }
-};
-
-/// Writes the log-sum-exp and statistics of the warp's rows, and out / sum to shared memory. `to_z` turns a score into z.
-template <class Shape, bool STATISTICS, bool PAIR_GATES>
-__device__ __forceinline__ void finish_rows(ForwardRows<Shape>& rows, ForwardShared<Shape>& shared,
-                                            const AttentionForward<typename Shape::X>& a, const TilePlace& at, int row0,
-                                            float to_z) {
+        if (!__any_sync(ALL_LANES, raised)) return;
 #pragma unroll
-    for (int m = 0; m < Shape::M_TILES; m++) {
+        for (int n = 0; n < ROWS; n++) {
+            sum[n] *= factor[n];
+            statistics.rescale(n, factor[n]);
+            out.scale_row(n, factor[n]);
+        }
+    }
+
+    /// Turns scores into exp(z - largest) in place.
+    template <class Statistics>
+    __device__ __forceinline__ void exponentials(Scores& s, float to_base_2, Statistics& statistics) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float sum = rows.sum[m][half], moment = rows.moment[m][half];
-            int pairs = rows.pairs[m][half];
-            float pair_gates = rows.pair_gates[m][half];
-            for (int lane = 1; lane <= 2; lane *= 2) {
-                sum += __shfl_xor_sync(ALL_LANES, sum, lane);
-                if (!STATISTICS) continue;
-                moment += __shfl_xor_sync(ALL_LANES, moment, lane);
-                pairs += __shfl_xor_sync(ALL_LANES, pairs, lane);
-                if (PAIR_GATES) pair_gates += __shfl_xor_sync(ALL_LANES, pair_gates, lane);
+        for (int n = 0; n < ROWS; n++) {
+            const float base = largest[n] == -INFINITY ? 0.0f : largest[n] * to_base_2;   // -inf - -inf would be NaN
+            float more = 0;
+#pragma unroll
+            for (int c = 0; c < 2 * Scores::N; c++) {
+                float& score = s.at(n, c / 2, c % 2);
+                const float p = exp2_of(fmaf(score, to_base_2, -base));
+                statistics.add(n, p, score);
+                score = p;
+                more += p;
             }
-            const float inverse = sum > 0 ? 1 / sum : 0, lse = sum > 0 ? rows.largest[m][half] * to_z + logf(sum) : -INFINITY;
-#pragma unroll
-            for (int n = 0; n < Shape::HS / 8; n++) rows.out[m][n][2 * half] *= inverse, rows.out[m][n][2 * half + 1] *= inverse;
-            const int i = at.i0 + row0 + 16 * m + 8 * half + lane_row();
-            if (i >= a.T || lane_column() != 0) continue;
-            const size_t row = (size_t(at.b) * a.NH + at.h) * a.T + i;
-            a.lse[row] = lse;
-            if (STATISTICS && a.statistics.entropy) a.statistics.entropy[row] = sum > 0 ? lse - moment * inverse * to_z : 0;
-            if (STATISTICS && a.statistics.pairs) a.statistics.pairs[row] = pairs;
-            if (PAIR_GATES && a.statistics.pair_gate) a.statistics.pair_gate[row] = pair_gates;
-        }
-#pragma unroll
-        for (int n = 0; n < Shape::HS / 8; n += 2) {
-            FragmentA<typename Shape::X> piece;
-            results_as_a(piece, rows.out[m][n], rows.out[m][n + 1]);
-            store_a(shared.q, row0 + 16 * m, 8 * n, piece);
+            sum[n] += more;
         }
     }
-}
+
+    /// out += P V for the keys of a part, from c0 on.
+    __device__ __forceinline__ void add_values(const Weights<Shape>& weights, const SharedTile<X, Shape::KEYS, Shape::HS>& v, int c0) {
+#pragma unroll
+        for (int k = 0; k < Shape::STEP / 16; k++) registers_times_rows(out, weights.of_keys[k], v, c0 + 16 * k);
+    }
+
+    /// Writes the log-sum-exp and statistics of the warp's rows, and out / sum to shared memory.
+    template <class Statistics>
+    __device__ __forceinline__ void finish(ForwardShared<Shape>& shared, const AttentionForward<X>& a, const TilePlace& at, int row0,
+                                           float to_z, const Statistics& statistics) {
+#pragma unroll
+        for (int n = 0; n < ROWS; n++) {
+            const int i = at.i0 + row0 + 8 * n + lane_row();
+            const float total = row_sum(sum[n]), lse = total > 0 ? largest[n] * to_z + logf(total) : -INFINITY;
+            out.scale_row(n, total > 0 ? 1 / total : 0);
+            statistics.finish_row(n, i, at, total, lse, to_z);
+            if (i < a.T && lane_column() == 0) a.lse[(size_t(at.b) * a.NH + at.h) * a.T + i] = lse;
+            if (n % 2 == 0) continue;   // a tile has sixteen rows, two of the lane's
+#pragma unroll
+            for (int k = 0; k < Shape::HS / 16; k++) store_a(shared.q, row0 + n / 2 * 16, 16 * k, out.template as_a<X>(n / 2, k));
+        }
+    }
+};
 
 /// Copies the warp's rows of the output from shared to global memory, 16 bytes at a time, and applies the output gate.
 template <class Shape>
@@ -298,12 +323,12 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     attention_forward_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a) {
     using X = typename Shape::X;
     constexpr int QUERIES = Shape::QUERIES, KEYS = Shape::KEYS, STEP = Shape::STEP, HS = Shape::HS, THREADS = Shape::THREADS;
-    constexpr bool MODIFIED = MODIFIES_SCORES<P>, PAIR_GATES = STATISTICS && P::traits.gates_pairs;
+    using Counts = std::conditional_t<STATISTICS, RowStatistics<Shape, P>, NoStatistics>;
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
-    ForwardFeatures<Shape, P> features(policy.features(), reinterpret_cast<float*>(&shared + 1));
+    ScoresOf<Shape, P> scores(policy.features(), reinterpret_cast<float*>(&shared + 1));
     const int b = blockIdx.z, h = blockIdx.y, kv = h / (a.NH / a.NKV), row0 = int(threadIdx.x) / WARP * Shape::ROWS;
     const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES;   // late rows see the most keys, so they start first
-    const float scale = rsqrtf(float(HS)), to_z = MODIFIED ? 1.0f : scale;
+    const float to_z = scores.to_z(rsqrtf(float(HS)));
     const TileWalk<X, P> walk(policy, a, b, h);
 
     auto place = [&](int tile) { return TilePlace{b, h, i0, tile * KEYS, min(QUERIES, a.T - i0), min(KEYS, a.S - tile * KEYS)}; };
@@ -317,79 +342,60 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     auto fetch = [&](int tile, int buffer) {
         fetch_keys(tile, buffer);
         if constexpr (!Shape::staggered) fetch_values(tile, buffer);
-        if constexpr (MODIFIED) features.template copy_column_features<THREADS>(a, b, h, tile * KEYS, buffer);
+        scores.template copy_column_features<THREADS>(a, b, h, tile * KEYS, buffer);
     };
 
     copy_rows<THREADS>(shared.q, a.q.data + h * HS, a.q.row, b * a.T + i0, a.T - i0);
-    if constexpr (MODIFIED) features.template copy_row_features<THREADS>(a, b, h, i0, 0);
+    scores.template copy_row_features<THREADS>(a, b, h, i0, 0);
     TileCursor cursor(0, tiles_of(a.S));
     Visit now = cursor.next(judge);
     if (now) fetch(now.tile, 0);
-    if (STATISTICS && a.statistics.tile_max) {
-        float* peaks = a.statistics.tile_max + ((size_t(b) * a.NH + h) * a.T + i0) * tiles_of(a.S);
-        for (int n = threadIdx.x; n < min(QUERIES, a.T - i0) * tiles_of(a.S); n += THREADS) peaks[n] = -INFINITY;
-    }
-
-    TileCounter<Shape> counter(a.T, place(0));
-    ForwardRows<Shape> rows;
-    for (auto& pair : rows.largest) pair[0] = pair[1] = -INFINITY;
+    Counts statistics(a, place(0));
+    OnlineSoftmax<Shape> softmax;
     for (int buffer = 0; now; buffer = (buffer + 1) % Shape::BUFFERS) {
         wait_for_copies();
-        if constexpr (MODIFIED) features.arrived(buffer);
+        scores.arrived(buffer);
         __syncthreads();   // this tile is visible to all threads, and the other buffer is no longer read
         const Visit next = cursor.next(judge);
         if (Shape::staggered) fetch_values(now.tile, 0);
         if (Shape::BUFFERS > 1 && next) fetch(next.tile, (buffer + 1) % Shape::BUFFERS);
         const TilePlace at = place(now.tile);
-        for (auto& pair : rows.peak) pair[0] = pair[1] = -INFINITY;
-        if (STATISTICS && a.statistics.tiles) counter.count(walk, at);
+        statistics.start_tile(walk, at);
 #pragma unroll 1
         for (int c0 = 0; c0 < KEYS; c0 += STEP) {
             const TilePlace part{b, h, i0 + row0, at.j0 + c0, min(Shape::ROWS, at.rows - row0), min(STEP, at.columns - c0)};
             const Tile verdict = walk.judge_part(part, now.verdict);
             Weights<Shape> weights;
             if (verdict != Tile::hidden) {
-                float s[Shape::M_TILES][STEP / 8][4] = {};
+                // Scores
+                typename Shape::Scores s, gates;
                 rows_times_rows(s, shared.q, row0, shared.k[buffer], c0);
-                float gates[Shape::M_TILES][STEP / 8][4] = {};
-                if constexpr (BY_UNITS<Shape, P>)
-                    features.template score<PAIR_GATES>(s, gates, buffer, c0);
-                else if constexpr (MODIFIED)
-                    for_each_pair<Shape>(s, [&](float& value, int r, int c) {
-                        const auto pair = features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c);
-                        value = float(policy.score(ScoreNumber<X>(value * scale), pair));
-                    });
-                const bool count_gates = PAIR_GATES && a.statistics.pair_gate;
-                if constexpr (PAIR_GATES && !BY_UNITS<Shape, P>)
-                    if (count_gates)
-                        for_each_pair<Shape>(gates, [&](float& gate, int r, int c) {
-                            gate = float(policy.pair_gate(features.pair(a, walk, at, 0, row0 + r, buffer, c0 + c)));
-                        });
-                mask<Shape>(s, walk, part, verdict, a.S);
-                if (count_gates) add_pair_gates<Shape>(rows, s, gates);
-                raise_maxima<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
-                exponentials<Shape, STATISTICS>(rows, s, to_z * LOG2_E);
-                pack(weights, s);
+                scores.template score<Counts::GATES>(s, gates, policy, a, walk, at, row0, buffer, c0);
+                mask(s, walk, part, verdict, a.S);
+                statistics.add_gates(s, gates);
+                // Softmax
+                softmax.raise_maxima(s, to_z * LOG2_E, statistics);
+                softmax.exponentials(s, to_z * LOG2_E, statistics);
+                weights.pack(s);
             }
             if constexpr (Shape::staggered) {
                 wait_for_copies();
                 __syncthreads();   // the values are visible to all threads, and the keys are no longer read
                 if (next) fetch(next.tile, 0);
             }
-            if (verdict != Tile::hidden) add_values<Shape>(rows, weights, shared.v[buffer], c0);
+            if (verdict != Tile::hidden) softmax.add_values(weights, shared.v[buffer], c0);
         }
-        if (STATISTICS && a.statistics.tile_max) write_peaks<Shape>(rows, a, at, row0, to_z);
+        statistics.finish_tile(at, row0, to_z);
         if (Shape::BUFFERS == 1 && !Shape::staggered) __syncthreads();
         if (Shape::BUFFERS == 1 && !Shape::staggered && next) fetch(next.tile, 0);
         now = next;
     }
     wait_for_copies();
     __syncthreads();   // where no tile was visited, the rows of q may still be arriving
-    const TilePlace at = place(0);
-    if (STATISTICS && a.statistics.tiles) counter.write(a);
-    finish_rows<Shape, STATISTICS, PAIR_GATES>(rows, shared, a, at, row0, to_z);
+    statistics.finish();
+    softmax.finish(shared, a, place(0), row0, to_z, statistics);
     __syncwarp();
-    write_rows<Shape>(shared, a, at, row0);
+    write_rows<Shape>(shared, a, place(0), row0);
 }
 
 /// Softmax attention under `policy`: out, lse, and the further results that the arguments request.
@@ -403,7 +409,7 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
         using Special = std::decay_t<decltype(special)>;
         for_head_size(a.HS, [&](auto HS) {
             using Shape = ForwardShape<X, HS, MODIFIES_SCORES<Special>>;
-            const size_t shared = sizeof(ForwardShared<Shape>) + ForwardFeatures<Shape, Special>::bytes(special.features());
+            const size_t shared = sizeof(ForwardShared<Shape>) + ScoresOf<Shape, Special>::bytes(special.features());
             require_shared_memory(shared, HS, special.features());
             const Grid grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B);
             constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparison only: one kernel fewer to compile

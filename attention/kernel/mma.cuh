@@ -136,6 +136,8 @@ __device__ __forceinline__ void load_matrices(Fragment& to, const bf16* row) {
 __device__ __forceinline__ int lane_of() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int lane_row() { return lane_of() / 4; }          // g
 __device__ __forceinline__ int lane_column() { return lane_of() % 4 * 2; }   // c
+/// The first row of the thread's warp, where each has sixteen.
+__device__ __forceinline__ int warp_row() { return int(threadIdx.x) / WARP * 16; }
 
 /// A[m][k] = tile[row + m][column + k].
 template <class X, int R, int C>
@@ -200,11 +202,60 @@ __device__ __forceinline__ void load_b_transposed(FragmentB<X> (&b)[2], const Sh
     }
 }
 
-/// Two adjacent D's as the left factor of the next product.
-template <class X>
-__device__ __forceinline__ void results_as_a(FragmentA<X>& a, const float (&left)[4], const float (&right)[4]) {
-    make_two(a.part[0], left[0], left[1]), make_two(a.part[1], left[2], left[3]);
-    make_two(a.part[2], right[0], right[1]), make_two(a.part[3], right[2], right[3]);
+// ---- accumulators
+
+/// Results of products in a warp's registers: M x N tiles D, 16 M rows and 8 N columns. A lane holds 2 M rows: its n-th is row
+/// 8 n + lane_row(). Loops over elements are unrolled, because registers cannot be indexed.
+template <int M_, int N_>
+struct Accumulator {
+    static constexpr int M = M_, N = N_, ROWS = 2 * M;
+    float d[M][N][4] = {};
+
+    /// The lane's n-th row, column 8 column_tile + lane_column() + side.
+    __device__ __forceinline__ float& at(int n, int column_tile, int side) { return d[n / 2][column_tile][n % 2 * 2 + side]; }
+    __device__ __forceinline__ float at(int n, int column_tile, int side) const { return d[n / 2][column_tile][n % 2 * 2 + side]; }
+
+    /// Calls each(element, row, column) for the lane's elements, column by column.
+    template <class Each>
+    __device__ __forceinline__ void for_each(const Each& each) {
+#pragma unroll
+        for (int tile = 0; tile < N; tile++)
+#pragma unroll
+            for (int side = 0; side < 2; side++)
+#pragma unroll
+                for (int n = 0; n < ROWS; n++) each(at(n, tile, side), 8 * n + lane_row(), 8 * tile + lane_column() + side);
+    }
+
+    /// The largest element of the lane's n-th row, in all four lanes that share it.
+    __device__ __forceinline__ float row_max(int n) const {
+        float most = -INFINITY;
+#pragma unroll
+        for (int tile = 0; tile < N; tile++) most = fmaxf(most, fmaxf(at(n, tile, 0), at(n, tile, 1)));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+        return fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+    }
+
+    __device__ __forceinline__ void scale_row(int n, float factor) {
+#pragma unroll
+        for (int tile = 0; tile < N; tile++) at(n, tile, 0) *= factor, at(n, tile, 1) *= factor;
+    }
+
+    /// Rows 16 m .. and columns 16 k .. as the left factor of the next product.
+    template <class X>
+    __device__ __forceinline__ FragmentA<X> as_a(int m, int k) const {
+        const auto &left = d[m][2 * k], &right = d[m][2 * k + 1];
+        FragmentA<X> a;
+        make_two(a.part[0], left[0], left[1]), make_two(a.part[1], left[2], left[3]);
+        make_two(a.part[2], right[0], right[1]), make_two(a.part[3], right[2], right[3]);
+        return a;
+    }
+};
+
+/// The sum over the four lanes that share a row of an accumulator.
+template <class Number>
+__device__ __forceinline__ Number row_sum(Number x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
 // ---- products
@@ -249,9 +300,9 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<floa
 template <class X>
 inline constexpr int UNROLL = std::is_same_v<X, bf16> ? 64 : 1;
 
-/// d (16 M x 8 N) += A B^T: rows a_row.. of one tile times rows b_row.. of another, over all columns.
+/// sums += A B^T: rows a_row.. of one tile times rows b_row.. of another, over all columns.
 template <int M, int N, class X, int RA, int RB, int K>
-__device__ __forceinline__ void rows_times_rows(float (&d)[M][N][4], const SharedTile<X, RA, K>& a, int a_row,
+__device__ __forceinline__ void rows_times_rows(Accumulator<M, N>& sums, const SharedTile<X, RA, K>& a, int a_row,
                                                 const SharedTile<X, RB, K>& b, int b_row) {
 #pragma unroll UNROLL<X>
     for (int k = 0; k < K; k += 16) {
@@ -264,25 +315,25 @@ __device__ __forceinline__ void rows_times_rows(float (&d)[M][N][4], const Share
             load_b(columns, b, b_row + 8 * n, k);
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                multiply_add(d[m][n], rows[m], columns[0]);
-                multiply_add(d[m][n + 1], rows[m], columns[1]);
+                multiply_add(sums.d[m][n], rows[m], columns[0]);
+                multiply_add(sums.d[m][n + 1], rows[m], columns[1]);
             }
         }
     }
 }
 
-/// d (16 M x 8 N) += A B: 16 columns of A in registers, 16 rows of B from (row, column) on.
+/// sums += A B: 16 columns of A in registers, 16 rows of B from (row, column) on.
 template <int M, int N, class X, int R, int C>
-__device__ __forceinline__ void registers_times_rows(float (&d)[M][N][4], const FragmentA<X> (&a)[M], const SharedTile<X, R, C>& b,
-                                                     int row, int column = 0) {
+__device__ __forceinline__ void registers_times_rows(Accumulator<M, N>& sums, const FragmentA<X> (&a)[M],
+                                                     const SharedTile<X, R, C>& b, int row, int column = 0) {
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
         FragmentB<X> columns[2];
         load_b_transposed(columns, b, row, column + 8 * n);
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            multiply_add(d[m][n], a[m], columns[0]);
-            multiply_add(d[m][n + 1], a[m], columns[1]);
+            multiply_add(sums.d[m][n], a[m], columns[0]);
+            multiply_add(sums.d[m][n + 1], a[m], columns[1]);
         }
     }
 }

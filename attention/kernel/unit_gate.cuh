@@ -136,24 +136,27 @@ public:
     /// Called between wait_for_copies() and the __syncthreads() before the first read.
     __device__ __forceinline__ void arrived(int buffer) const { memory_.arriving.convert_columns(memory_.columns[buffer]); }
 
+    static __device__ float to_z(float) { return 1; }
+
     /// Turns q.k into z in place for the 16 keys from c0 on; with GATES, writes s to `gates`.
     template <bool GATES>
-    __device__ __forceinline__ void score(float (&z)[1][2][4], float (&gates)[1][2][4], int buffer, int c0) const {
+    __device__ __forceinline__ void score(Accumulator<1, 2>& z, Accumulator<1, 2>& gates, const auto& /*policy*/, const auto& /*a*/,
+                                          const auto& /*walk*/, const TilePlace& /*at*/, int /*row0*/, int buffer, int c0) const {
 #pragma unroll
         for (int key = 0; key < 4; key++) {
             const int n = key / 2, side = key % 2;
             UnitPairs column;
             read_units(column, memory_.columns[buffer][c0 + 8 * n + lane_column() + side]);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int row = 0; row < 2; row++) {
                 Halves sum = both_halves(0);
 #pragma unroll
                 for (int k = 0; k < UnitGate::PAIRS; k++)
-                    sum = fma_of(weights_[k], HiddenUnits(rows_[half][k], column[k]).value, sum);
+                    sum = fma_of(weights_[k], HiddenUnits(rows_[row][k], column[k]).value, sum);
                 const float t = tanh_of(half_bias_ + sum_of(sum));
-                float& score = z[0][n][2 * half + side];
+                float& score = z.at(row, n, side);
                 score = half_scale_ * score, score = fmaf(score, t, score);
-                if (GATES) gates[0][n][2 * half + side] = fmaf(0.5f, t, 0.5f);
+                if (GATES) gates.at(row, n, side) = fmaf(0.5f, t, 0.5f);
             }
         }
     }
@@ -232,7 +235,10 @@ __device__ __forceinline__ float2 summed_over_rows(float (&values)[UnitGate::PAI
 
 /// score() and its gradients for a block's tiles of 64 queries and 64 keys.
 template <class Shape>
-class UnitGradients {
+class UnitGradients : public ScoreInputSums<Shape> {
+    using X = typename Shape::X;
+    using Scores = typename Shape::Scores;
+    using Inputs = ScoreInputSums<Shape>;
     static_assert(Shape::THREADS == UnitGate::THREADS && Shape::KEYS == TILE && Shape::QUERIES == TILE && Shape::M_TILES == 1);
     struct Memory {
         ArrivingFeatures arriving_rows, arriving_columns;
@@ -242,15 +248,25 @@ class UnitGradients {
     };
 
 public:
-    static constexpr size_t bytes(const Features&) { return sizeof(Memory); }
-    __device__ UnitGradients(const Features&, float* memory) : memory_(*reinterpret_cast<Memory*>(memory)) {}
+    static constexpr bool OF_HEADS = true;
+    using Sums = UnitSums;
+    static constexpr size_t bytes(const Features& f) { return sizeof(Memory) + Inputs::bytes(f); }
+    __device__ UnitGradients(const auto& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const auto& shared,
+                             float* memory)
+        : Inputs(policy.features(), memory + sizeof(Memory) / sizeof(float)), a_(a), g_(g), row_values_(shared.rows),
+          memory_(*reinterpret_cast<Memory*>(memory)) {}
+    static constexpr int rounds() { return 1; }
+    __device__ void clear(Sums& sums) const { sums = {}; }
+    __device__ void start_tile(Sums&) const {}
+    __device__ void finish_tile(const Sums&) const {}
+    static __device__ void hide(Scores&, unsigned& hidden, int m, int n, int e) { hidden |= 1u << (4 * (m * Scores::N + n) + e); }
 
-    template <int THREADS, class X>
+    template <int THREADS>
     __device__ __forceinline__ void copy_row_features(const AttentionForward<X>& a, int b, int h, int i0, int) const {
         memory_.arriving_rows.copy_rows(a.row + (size_t(b) * a.NH + h) * a.T * UnitGate::UNITS, i0, a.T);
     }
     /// The same for columns, with the head's scalars, in pairs. Each thread copies the values that it will convert.
-    template <int THREADS, class X>
+    template <int THREADS>
     __device__ __forceinline__ void copy_column_features(const AttentionForward<X>& a, int b, int h, int j0, int) const {
         memory_.arriving_columns.copy_columns(a.column + (size_t(b) * a.NH + h) * UnitGate::UNITS * padded(a.S), j0, a.S);
         const float* numbers = a.head + size_t(h) * (2 + UnitGate::UNITS);
@@ -271,6 +287,53 @@ public:
         memory_.factors[2 * pair] = x / 4, memory_.factors[2 * pair + 1] = y / 4;
     }
 
+    /// A rolled loop takes eight queries at a time, as the code of a query is long. Registers cannot be indexed, so the scores move
+    /// through tile 0 instead.
+    __device__ __forceinline__ void differentiate(Scores& s, Scores& dp, Sums& sums, const QueryPart& part, const auto& /*walk*/) const {
+        const auto& rows = row_values_[part.visit.buffer];
+        unsigned hidden = part.hidden;
+#pragma unroll 1
+        for (int n = 0; n < Scores::N; n++, hidden >>= 4) {
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const int r = part.q0 + 8 * n + lane_column() + side;
+                const float2 of_units = differentiate(s.d[0][0], dp.d[0][0], side, hidden, rows[ROW_LSE][r], rows[ROW_D][r], r,
+                                                      part.key0, sums);
+                *reinterpret_cast<float2*>(this->row_slab() + r * UnitGate::UNITS + 2 * lane_row()) = of_units;
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float done_s = s.d[0][0][e], done_dp = dp.d[0][0][e];
+                s.d[0][0][e] = s.d[0][1][e], dp.d[0][0][e] = dp.d[0][1][e];
+                s.d[0][1][e] = done_s, dp.d[0][1][e] = done_dp;
+            }
+        }
+    }
+
+    /// Writes dcolumn and the key tile's part of dhead at the end of head h of sequence b. j0 is the warp's first key.
+    __device__ __forceinline__ void finish_head(int b, int h, int j0, float* head_parts, Sums& sums) const {
+        const int columns = padded(a_.S);
+        sums.write(g_.dcolumn + (size_t(b) * a_.NH + h) * UnitGate::UNITS * columns, this->head_slab(),
+                   a_.head + size_t(h) * (2 + UnitGate::UNITS), rsqrtf(float(Shape::HS)), j0, columns, this->row_slab());
+        clear(sums);
+        this->write_head(head_parts);
+    }
+
+    /// Adds to drow of a query tile, four units at a time.
+    __device__ __forceinline__ void add_tile(const TilePlace& at, bool first) const {
+        constexpr int FOURS = UnitGate::UNITS / 4;
+        auto* const to = reinterpret_cast<float4*>(g_.drow + ((size_t(at.b) * a_.NH + at.h) * a_.T + at.i0) * UnitGate::UNITS);
+        for (int n = threadIdx.x; n < Shape::QUERIES * FOURS; n += Shape::THREADS) {
+            float4 sum{};
+            for (int slab = 0; slab < Shape::WARPS; slab++) {
+                const float4 more = reinterpret_cast<const float4*>(this->row_slabs_)[slab * Shape::QUERIES * FOURS + n];
+                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+            }
+            if (at.i0 + n / FOURS < a_.T) add_part(to + n, sum, first);
+        }
+    }
+
+private:
     /// For query r and the thread's two keys, key0 + lane_row() and eight further: turns q.k into P and dO.v into HS^-1/2 dL/da in place,
     /// in elements 2 key + side of s and dp, which are also their bits in `hidden`. Returns the gradient of the query's features, summed
     /// over the warp's keys, for the pair of units lane_row().
@@ -322,6 +385,8 @@ public:
         return make_float2(factors[0] * sum.x, factors[1] * sum.y);
     }
 
-private:
+    const AttentionForward<X>& a_;
+    const AttentionBackward<X>& g_;
+    const float (*row_values_)[ROW_VALUES][Shape::QUERIES];   // of each buffer
     Memory& memory_;
 };

@@ -13,7 +13,7 @@
 #include "attention/nsa/compress.cuh"
 #include "model/device/blas.h"
 #ifdef WITH_GPU
-#include "attention/kernel/warp_rows.cuh"
+#include "attention/kernel/features.cuh"
 #endif
 
 /// Of blocks of TILE tokens: `slots` are chosen, and every token sees the first, its own and the one before it.
@@ -223,11 +223,11 @@ struct ImportanceTile {
 private:
     /// Adds the shares of compressed keys from c0 on to the scores of the blocks that they touch, up to block `last`.
     __device__ void add_keys(int c0, int last) const {
-        float share[TILE / 8][4] = {};
+        Accumulator<1, TILE / 8> share;
         __syncthreads();   // the tile of keys before is no longer read
         copy_rows<importance::THREADS>(shared.k, s.key(b, kv, 0), size_t(s.NKV) * HS, c0, s.grid.rows(s.T) - c0);
         for (int h = kv * s.group(); h < (kv + 1) * s.group(); h++) add_head(share, h, c0);
-        for_each_in_warp_rows(share, [&](float& p, int r, int c) { shared.shares[r][c] = p; });
+        share.for_each([&](float& p, int r, int c) { shared.shares[warp_row() + r][c] = p; });
         __syncthreads();
         const int first = s.first_block(c0), past = min(last, s.last_block(c0 + TILE - 1)) + 1;
         for (int n = threadIdx.x; n < rows * (past - first); n += importance::THREADS) {
@@ -238,12 +238,12 @@ private:
     }
 
     /// share += p of one query head; 0 where the key is not visible.
-    __device__ void add_head(float (&share)[TILE / 8][4], int h, int c0) const {
+    __device__ void add_head(Accumulator<1, TILE / 8>& share, int h, int c0) const {
         __syncthreads();   // the queries before are no longer read
         copy_rows<importance::THREADS>(shared.q, s.query(b, h, 0), s.every * s.q.row, row0, s.rows() - row0);
         wait_for_copies();
         __syncthreads();
-        float z[1][TILE / 8][4] = {};
+        Accumulator<1, TILE / 8> z;
         rows_times_rows(z, shared.q, warp_row(), shared.k, 0);
         float lse[2];
         int first[2], past[2];
@@ -259,7 +259,7 @@ private:
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int c = 8 * n + lane_column() + e % 2;
-                if (c >= first[e / 2] && c < past[e / 2]) share[n][e] += exp2_of(z[0][n][e] * to_base_2 - lse[e / 2]);
+                if (c >= first[e / 2] && c < past[e / 2]) share.d[0][n][e] += exp2_of(z.d[0][n][e] * to_base_2 - lse[e / 2]);
             }
     }
 };

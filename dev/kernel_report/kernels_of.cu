@@ -10,7 +10,7 @@
 // instructions below, which take a number.
 template <class Shape, bool STATISTICS, class P>
 __global__ void attention_forward_kernel_facts(const __grid_constant__ P policy) {
-    __nanosleep(sizeof(ForwardShared<Shape>) + ForwardFeatures<Shape, P>::bytes(policy.features()));
+    __nanosleep(sizeof(ForwardShared<Shape>) + ScoresOf<Shape, P>::bytes(policy.features()));
     __nanosleep(Shape::KEYS / Shape::STEP);
     __nanosleep(1);
 }

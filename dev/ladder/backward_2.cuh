@@ -32,7 +32,7 @@ __device__ __forceinline__ void fetch_numbers(Shared<HS>& shared, const Backward
 
 /// S to P and dP to dS in place; the warp's rows begin at row `row` of the block's, which begin at `own0`, the columns at `other0`.
 template <Owner OWNER, int HS>
-__device__ __forceinline__ void differentiate(float (&s)[1][TILE_ROWS / 8][4], float (&ds)[1][TILE_ROWS / 8][4],
+__device__ __forceinline__ void differentiate(Accumulator<1, TILE_ROWS / 8>& s, Accumulator<1, TILE_ROWS / 8>& ds,
                                               const Shared<HS>& shared, int row, int own0, int other0) {
     constexpr bool KEYS = OWNER == Owner::keys;
 #pragma unroll
@@ -42,15 +42,15 @@ __device__ __forceinline__ void differentiate(float (&s)[1][TILE_ROWS / 8][4], f
             const int mine = row + e / 2 * 8 + lane_row(), theirs = 8 * n + lane_column() + e % 2;
             const int query = KEYS ? theirs : mine;   // in its tile
             const int i = KEYS ? other0 + theirs : own0 + mine, j = KEYS ? own0 + mine : other0 + theirs;
-            const float p = j <= i ? exp2_of(s[0][n][e] * to_base_2(HS) - shared.lse[query] * LOG2_E) : 0;
-            ds[0][n][e] = p * (ds[0][n][e] - shared.D[query]) * rsqrtf(float(HS));
-            s[0][n][e] = p;
+            const float p = j <= i ? exp2_of(s.d[0][n][e] * to_base_2(HS) - shared.lse[query] * LOG2_E) : 0;
+            ds.d[0][n][e] = p * (ds.d[0][n][e] - shared.D[query]) * rsqrtf(float(HS));
+            s.d[0][n][e] = p;
         }
 }
 
 /// The warp's rows of a sum to memory.
 template <int HS, class X>
-__device__ __forceinline__ void write(X* to, const float (&sums)[1][HS / 8][4], const BackwardProblem& p, int b, int h, int row) {
+__device__ __forceinline__ void write(X* to, const Accumulator<1, HS / 8>& sums, const BackwardProblem& p, int b, int h, int row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int token = row + 8 * half + lane_row();
@@ -58,7 +58,7 @@ __device__ __forceinline__ void write(X* to, const float (&sums)[1][HS / 8][4], 
 #pragma unroll
         for (int n = 0; n < HS / 8; n++) {
             Two<X> two;
-            make_two(two, sums[0][n][2 * half], sums[0][n][2 * half + 1]);
+            make_two(two, sums.at(half, n, 0), sums.at(half, n, 1));
             store_two(to + p.at(b, token, h) + 8 * n + lane_column(), two);
         }
     }
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(THREADS) gradients_kernel(const BackwardProble
     const int own0 = int(blockIdx.x) * TILE_ROWS, h = blockIdx.y, b = blockIdx.z, row = int(threadIdx.x) / WARP * ROWS;
     const size_t head = p.at(b, 0, h);
     fetch(shared.own[0], (KEYS ? p.k : p.q) + head, p, own0), fetch(shared.own[1], (KEYS ? p.v : p.dout) + head, p, own0);
-    float sums[1][HS / 8][4] = {}, dv[1][HS / 8][4] = {};   // sums: dK or dQ
+    Accumulator<1, HS / 8> sums, dv;   // sums: dK or dQ
     const int first = KEYS ? own0 : 0, end = KEYS ? p.T : min(own0 + TILE_ROWS, p.T);   // the others beyond are hidden
     for (int other0 = first; other0 < end; other0 += TILE_ROWS) {
         __syncthreads();   // the tile before has been used
@@ -79,18 +79,15 @@ __global__ void __launch_bounds__(THREADS) gradients_kernel(const BackwardProble
         fetch(shared.other[1], (KEYS ? p.dout : p.v) + head, p, other0);
         fetch_numbers(shared, p, b, h, KEYS ? other0 : own0);
         __syncthreads();
-        float s[1][TILE_ROWS / 8][4] = {}, ds[1][TILE_ROWS / 8][4] = {};
+        Accumulator<1, TILE_ROWS / 8> s, ds;
         rows_times_rows(s, shared.own[0], row, shared.other[0], 0);
         rows_times_rows(ds, shared.own[1], row, shared.other[1], 0);
         differentiate<OWNER>(s, ds, shared, row, own0, other0);
 #pragma unroll
         for (int c = 0; c < TILE_ROWS; c += 16) {
-            FragmentA<bf16> left[1];
-            results_as_a(left[0], ds[0][c / 8], ds[0][c / 8 + 1]);
-            registers_times_rows(sums, left, shared.other[0], c);
-            if constexpr (!KEYS) continue;
-            results_as_a(left[0], s[0][c / 8], s[0][c / 8 + 1]);
-            registers_times_rows(dv, left, shared.other[1], c);
+            const FragmentA<bf16> of_ds[] = {ds.template as_a<bf16>(0, c / 16)}, of_p[] = {s.template as_a<bf16>(0, c / 16)};
+            registers_times_rows(sums, of_ds, shared.other[0], c);
+            if constexpr (KEYS) registers_times_rows(dv, of_p, shared.other[1], c);
         }
     }
     write<HS>(KEYS ? p.dk : p.dq, sums, p, b, h, own0 + row);

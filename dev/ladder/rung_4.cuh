@@ -33,7 +33,7 @@ __device__ __forceinline__ void fetch(SharedTile<bf16, R, HS>& to, const bf16* h
 /// A lane's part of its warp's rows: row lane_row() (half 0) and the one 8 below (half 1), see mma.cuh.
 template <int HS>
 struct Rows {
-    float out[1][HS / 8][4] = {};
+    Accumulator<1, HS / 8> out;
     float largest[2] = {-INFINITY, -INFINITY};
     float total[2] = {};   // over the lane's own columns
 };
@@ -43,14 +43,14 @@ struct Rows {
 template <int HS>
 __device__ __forceinline__ void absorb(Rows<HS>& rows, const SharedTile<bf16, QUERIES, HS>& q, int row,
                                        const SharedTile<bf16, KEYS, HS>& k, const SharedTile<bf16, KEYS, HS>& v, int i, int j0) {
-    float s[1][KEYS / 8][4] = {};
+    Accumulator<1, KEYS / 8> s;
     rows_times_rows(s, q, row, k, 0);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float greatest = rows.largest[half];
 #pragma unroll
         for (int n = 0; n < KEYS / 8 * 2; n++) {
-            float& score = s[0][n / 2][2 * half + n % 2];
+            float& score = s.at(half, n / 2, n % 2);
             if (j0 + n / 2 * 8 + lane_column() + n % 2 > i + 8 * half + lane_row()) score = -INFINITY;
             greatest = fmaxf(greatest, score);
         }
@@ -58,19 +58,17 @@ __device__ __forceinline__ void absorb(Rows<HS>& rows, const SharedTile<bf16, QU
         const float rescale = exp2_of((rows.largest[half] - greatest) * to_base_2(HS));
         rows.largest[half] = greatest;
         rows.total[half] *= rescale;
-#pragma unroll
-        for (int n = 0; n < HS / 8; n++) rows.out[0][n][2 * half] *= rescale, rows.out[0][n][2 * half + 1] *= rescale;
+        rows.out.scale_row(half, rescale);
 #pragma unroll
         for (int n = 0; n < KEYS / 8 * 2; n++) {
-            float& score = s[0][n / 2][2 * half + n % 2];
+            float& score = s.at(half, n / 2, n % 2);
             score = exp2_of((score - greatest) * to_base_2(HS));
             rows.total[half] += score;
         }
     }
 #pragma unroll
     for (int c = 0; c < KEYS; c += 16) {
-        FragmentA<bf16> weights[1];
-        results_as_a(weights[0], s[0][c / 8], s[0][c / 8 + 1]);
+        const FragmentA<bf16> weights[] = {s.template as_a<bf16>(0, c / 16)};
         registers_times_rows(rows.out, weights, v, c);
     }
 }
@@ -87,8 +85,8 @@ __device__ __forceinline__ void write(const Rows<HS>& rows, const LadderProblem&
 #pragma unroll
         for (int n = 0; n < HS / 8; n++) {
             bf16* to = p.out + p.at(b, token, h) + 8 * n + lane_column();
-            to[0] = from_float<bf16>(rows.out[0][n][2 * half] / total);
-            to[1] = from_float<bf16>(rows.out[0][n][2 * half + 1] / total);
+            to[0] = from_float<bf16>(rows.out.at(half, n, 0) / total);
+            to[1] = from_float<bf16>(rows.out.at(half, n, 1) / total);
         }
     }
 }

@@ -122,15 +122,12 @@ template <class X>
 __global__ void chain_kernel(float* out, float* d, const X* a, const X* b) {
     auto& shared = dynamic_shared<TwoTiles<X>>();
     fill_tiles(shared, a, b);
-    float first[1][2][4] = {};
+    Accumulator<1, 2> first, second;
     rows_times_rows(first, shared.a, A_ROW, shared.b, B_ROW);   // over all COLUMNS
-    for (auto& half : first[0])
-        for (float& x : half) x = float(int(x) % 8);   // exact in X
-    FragmentA<X> left[1];
-    results_as_a(left[0], first[0][0], first[0][1]);
-    float second[1][2][4] = {};
+    first.for_each([](float& x, int, int) { x = float(int(x) % 8); });   // exact in X
+    const FragmentA<X> left[] = {first.template as_a<X>(0, 0)};
     registers_times_rows(second, left, shared.b, B_ROW, B_COLUMN);
-    write_result(d, second[0][0], second[0][1]);
+    write_result(d, second.d[0][0], second.d[0][1]);
     __syncthreads();
     store_a(shared.a, A_ROW, A_COLUMN, left[0]);
     __syncthreads();
