@@ -318,11 +318,25 @@ def check_train_tokenizer():
         check(f'the engine\'s ids of {made.name} are the library\'s', done.returncode == 0 and '40 texts equal' in done.stdout, done.stdout[-300:])
 
 
+def check_llama_cpp(name, folder, made):
+    """llama.cpp's logits are the engine's, with a KV cache in float32 as here."""
+    import llama_cpp
+    import numpy
+    llama = llama_cpp.Llama(str(made), n_ctx=64, logits_all=True, verbose=False, type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
+    ids = llama.tokenize(b'We the People of the United States', add_bos=False)
+    llama.eval(ids)
+    done = subprocess.run([ROOT / 'build/dev/logits', folder], input=numpy.array(ids, numpy.int32).tobytes(), capture_output=True)
+    ours = numpy.frombuffer(done.stdout, numpy.float32).reshape(len(ids), -1)
+    apart = numpy.abs(ours - llama.scores[:len(ids)]).max()
+    check(f'llama.cpp computes the same logits: {name}', apart < 1e-4, f'they differ by up to {apart}')
+
+
 def gguf_of(name, folder, kind):
     """A checkpoint as a GGUF file, opened by the package's reader: (its fields, {tensor: numbers as stored})."""
     import gguf
     made = WORK / f'{folder.parent.name}.gguf'
     expect(f'export_gguf: {name}', 0, f'{made}: qwen3, {kind}', export_gguf, folder, made, '--type', kind)
+    if kind == 'f32' and has('llama_cpp'): check_llama_cpp(name, folder, made)
     reader = gguf.GGUFReader(made)
     return {key: field.contents() for key, field in reader.fields.items()}, {tensor.name: tensor.data for tensor in reader.tensors}
 
@@ -331,7 +345,9 @@ def check_gguf_of_scaled_rope(run):
     """llama.cpp's keys of every "rope_scaling" that it computes as transformers does; the others are refused."""
     folder = WORK / 'scaled/step_00000001'
     shutil.copytree(run, folder)
+    (folder / 'manifest.json').unlink()   # the engine would miss the config.json that it wrote
     config = json.loads((folder / 'config.json').read_text())
+    config.pop('rope_parameters')   # which would have to say the same
 
     def keys_of(name, **scaling):
         (folder / 'config.json').write_text(json.dumps(config | {'rope_scaling': scaling}))
@@ -372,6 +388,7 @@ def check_export_gguf():
           [m.split(' ') if isinstance(m, str) else m for m in merges] and fields['tokenizer.ggml.pre'] == 'qwen2')
     check('matrices take two bytes a number', tensors['blk.0.attn_q.weight'].nbytes == 2 * 64 * 32, tensors['blk.0.attn_q.weight'].nbytes)
     check_gguf_of_scaled_rope(trained['run'])
+    if not has('llama_cpp'): print(f'skip logits of llama.cpp: {sys.executable} has no llama_cpp')
     expect('export_gguf: another mechanism', 3, 'has asga attention, which llama.cpp cannot compute', export_gguf, trained['asga'], WORK / 'x.gguf')
     expect('export_gguf: no checkpoint', 3, 'config.json', export_gguf, WORK / 'nothing', WORK / 'x.gguf')
     expect('export_gguf: no such folder for the file', 3, 'No such file', export_gguf, trained['run'], WORK / 'none/x.gguf')

@@ -310,7 +310,8 @@ __global__ void __launch_bounds__(indexing::THREADS)
             __syncthreads();
             Accumulator<1, TILE / 8> a;   // rows are keys
             rows_times_rows(a, shared.k, warp_row(), shared.q, 0);
-            a.for_each([&](float& value, int, int r) {
+            a.for_each([&](float& value, int row, int r) {
+                const int c = warp_row() + row;
                 value = r < rows && value > 0 ? x.weight(b, i0 + r, h, d.scale) * piece.row(n, r)[tile * TILE + c] : 0;
             });
 #pragma unroll
