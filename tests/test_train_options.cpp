@@ -200,6 +200,8 @@ TEST_CASE("train options: a file for --config takes zeros, comments and quotes a
     CHECK((own.out == "o'brien" && own.steps == 2));
     write_text(file, "stepz = 3\n");
     refuses(Exit::usage, "asga", {"--config", file}, "did you mean --steps?");
+    write_text(file, "{\"hidden_size\": 64}");
+    refuses(Exit::usage, "asga", {"--config", file}, "--model takes the folder of a config.json");
     for (const char* prompt : {"# We \"the people\"", "it's {}", " a  #b, [c]", "o'brien # and", ""}) {
         INFO(prompt);
         const Options given = parsed("causal", {"--prompt", prompt, "--steps", "3"});

@@ -190,6 +190,8 @@ class ConfigFile : public CLI::ConfigTOML {
 public:
     ConfigFile() { comment('\0'); }
     std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+        if ((input >> std::ws).peek() == '{')
+            throw CLI::ConfigError("--config: the file is JSON, not lines of key = value; --model takes the folder of a config.json");
         std::stringstream without_comments;
         for (std::string line; std::getline(input, line);) without_comments << line.substr(0, comment_in(line)) << "\n";
         return CLI::ConfigTOML::from_config(without_comments);
