@@ -122,9 +122,10 @@ def mixed(session, planner):
           xxhash.xxh64((ROOT / 'data/bundled/sotu_val_000000.bin').read_bytes()).hexdigest())
     check('items count what is copied where a text is only read', 'eval-data' not in options and
           Path(reading['eval-data']).exists() and reading['train-data'] == options['train-data'], reading)
-    halves = [session.data.options(plan.Run(**vars(train) | {'half': half}))['val-data'] for half in ('tune', 'report')]
-    check('each half of the validation tokens has its own',
-          [ids(Path(half), 10) for half in halves] == [tuple(range(100, 110)), tuple(range(110, 120))], halves)
+    read, validation = reading['val-data'], options['val-data']
+    check('a run validates on both halves of the validation tokens, and a reading run on that of results',
+          validation == f'1 {read} 1 {read.replace("report", "tune")}' and
+          [ids(Path(half), 10) for half in validation.split()[1::2]] == [tuple(range(110, 120)), tuple(range(100, 110))], validation)
     plain = session.data.hash_of(plan.Run(**vars(train) | {'mixed': {}}))
     check('and the hash of the data says so', session.data.hash_of(train).startswith(plain + '+copy-'), session.data.hash_of(train))
 

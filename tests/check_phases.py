@@ -187,7 +187,7 @@ def classes(work):
               mask.count(b'\0\1') == documents and sum(mask) >= 2 * documents, (manifest['documents'], sum(mask)))
     (work / 'text').mkdir()
     data = prepare.Data(work, work / 'text')
-    run = plan.Run('e12_tasks', 'paper', 'phase2', 'causal', '', 1, 'causal', 1, {}, 'labelled', 'report',
+    run = plan.Run('e12_tasks', 'paper', 'phase2', 'causal', '', 1, 'causal', 1, {}, 'labelled',
                    {'kind': 'bars', 'tokens': True})
     refused('no tokenizer beside a text', 'has 0 files *_tokenizer.json', lambda: data.options(run))
     (work / 'text/text_tokenizer.json').write_bytes(tokenizer.read_bytes())

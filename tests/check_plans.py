@@ -22,13 +22,12 @@ def plans():
         for scale in experiment.scales:
             planner = plan.Planner(experiment, scale)
             runs = [run for stage in planner.stages() for run in planner.runs(stage)]
-            identities = {json.dumps([run.stage, run.setting, run.arm, run.options, run.half, run.task], sort_keys=True)
+            identities = {json.dumps([run.stage, run.setting, run.arm, run.options, run.task], sort_keys=True)
                           for run in runs}
             check(f'{name} at scale {scale} plans runs, none twice', 0 < len(runs) == len(identities), (len(runs), len(identities)))
-    halves = {(run.stage, run.half) for name in ('e1_asga', 'e8_streaming') for planner in [plan.Planner(plan.Experiment(name), 'smoke')]
-              for stage in planner.stages() for run in planner.runs(stage)}
-    check('rates are tuned on one half of the validation tokens, results are of the other',
-          halves == {('sweep', 'tune'), ('seeds', 'report'), ('phase2', 'report')}, halves)
+    planner = plan.Planner(plan.Experiment('e1_asga'), 'smoke')
+    first, swept = ([run.options for run in planner.runs(stage)] for stage in ('seeds', 'sweep'))
+    check('a sweep has had the first seed of every arm', all(options in swept for options in first[:len(planner.arms)]), (first, swept))
     equal = plan.Planner(plan.Experiment('e5_isoflop'), 'smoke', flops=lambda run: 100.0 if run.arm == 'causal' else 50.0)
     steps = {(run.setting, run.arm): run.steps for run in equal.runs('seeds')}
     check('equal FLOPs: half the FLOPs of a token, twice the steps',

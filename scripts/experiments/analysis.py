@@ -12,6 +12,7 @@ from findings import find
 from ledger import FINISHED, Ledger
 from packages import EXIT_DATA, HERE, ROOT, Refused
 from plan import SCALES, TIMED, Experiment, known_experiments
+from results import loss_of_sweep
 from verdicts import NATS, read_claims
 
 LABELS = ['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'factor']
@@ -39,26 +40,27 @@ def read_runs(paths):
             raise Refused(f'{path}: a record lacks the key {lacking}; run.py writes ledgers', EXIT_DATA) from lacking
         commands |= ledger.commands
     starts = {key: {'attempts': attempts[key], 'command': commands.get(key, '')} for key in finished}
-    return frame([dict(zip(LABELS, place)) | starts[key] | numbers_of(finished[key])
+    return frame([(labels := dict(zip(LABELS, place))) | starts[key] | numbers_of(finished[key], labels['stage'])
                   for place, key in keys.items() if key in finished]), plans
 
 
 def frame(rows):
     """Runs as a DataFrame: labels, the record, and the numbers of its result, NaN where it has none."""
-    runs = pd.DataFrame(rows, columns=[*LABELS, 'attempts', 'command', *numbers_of({'event': '', 'result': {}})])
+    runs = pd.DataFrame(rows, columns=[*LABELS, 'attempts', 'command', *numbers_of({'event': '', 'result': {}}, '')])
     numbers = ['loss', 'half_loss', 'accuracy', 'f1', 'keys_read', 'bytes_ratio', *MEASURED]
     runs[numbers] = runs[numbers].astype(float)
     runs['step_ratio'] = runs.ratio.where(runs.stage != 'writes')
     return runs
 
 
-def numbers_of(record):
+def numbers_of(record, stage):
     """The columns of a finished run."""
     r = record['result']
+    loss = loss_of_sweep(r) if stage == 'sweep' else r.get('val_loss')
     over_files = lambda key: mean(found) if (found := [v for v in r.get(key, {}).values() if v is not None]) else None
     bytes_of = 'cache_bytes' if 'cache_bytes' in r else 'peak_bytes'
     own, base = r.get(bytes_of), r.get(f'baseline_{bytes_of}')
-    return {'record': record, 'event': record['event'], 'loss': r.get('val_loss') if record['event'] == 'done' else None,
+    return {'record': record, 'event': record['event'], 'loss': loss if record['event'] == 'done' else None,
             'half_loss': half_loss(r.get('validation') or []), 'weights': r.get('weights_hash'),
             'accuracy': over_files('accuracy'), 'f1': over_files('macro_f1'),
             'keys_read': r.get('sparse_reading', {}).get('validation', {}).get('pairs_read'),

@@ -1,7 +1,7 @@
 """Plans: from an experiment's TOML file to runs, arms x settings x seeds at one scale, in stages.
 
-    sweep     every arm at every rate, tuned on the first half of the validation tokens
-    seeds     every arm at its best rate and every seed, reported on the second half
+    sweep     every arm at every rate, as long as its runs; the best is chosen on the first half of the validation tokens
+    seeds     every arm at its best rate and every seed, reported on the second half; the sweep has had the first of them
     timing    for settings with equal = "seconds": step times of every arm, interleaved with the baseline's, alone on the machine
     seconds   these settings, with as many steps as take the baseline's time
     phase2    settings that come after one of `seeds`: runs that start from its weights and train on, or only read a text
@@ -34,9 +34,9 @@ KEYS = {   # of each kind of table: those that it must have, and others
     'setting': (set(), {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
                         'resumes_at', 'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'}),
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
-    'sweep': (set(), {'rates', 'seeds', 'like'}),
+    'sweep': (set(), {'rates', 'seeds', 'like', 'setting'}),
     'scale': ({'lr', 'seeds', 'seconds_per_step', 'estimate'},
-              {'data', 'model', 'options', 'sweep_options', 'arms', 'rates', 'arm_options', 'relative_seconds', 'mixed',
+              {'data', 'model', 'options', 'arms', 'rates', 'arm_options', 'relative_seconds', 'mixed',
                'released'}),
 }
 
@@ -60,7 +60,6 @@ class Run:
     factor: float                 # of the scale's learning rate
     options: dict
     data: str                     # name of a text, or bundled, task, labelled
-    half: str                     # of the validation tokens: tune or report
     task: dict = field(default_factory=dict)
     shape: dict = field(default_factory=dict)    # of a model without a preset: keys of config.json
     mixed: dict = field(default_factory=dict)    # a task whose rows stand among those of the text
@@ -239,7 +238,9 @@ class Planner:
     def runs(self, stage):
         """The runs of a stage, seed by seed, so that pairs are complete early."""
         if stage == 'sweep':
-            first = next(iter(self.settings('seeds')), '')
+            settings = self.settings('seeds')
+            first = self.experiment.sweep.get('setting')
+            if first not in settings: first = next(iter(settings), '')
             seeds = range(1, self.experiment.sweep.get('seeds', 1) + 1)
             like = self.experiment.sweep.get('like', {})   # arms with the rate of another one
             arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm] and arm not in like]
@@ -313,7 +314,6 @@ class Planner:
         of_setting, of_arm = e.settings[setting], e.arms[arm]
         options = {'sample-every': 0, 'plot': 0, 'keep-checkpoints': 1, 'model': 'qwen-2m'} | e.options | scale.get('options', {})
         options |= of_setting.get('options', {}) | of_arm.get('options', {}) | scale.get('arm_options', {}).get(arm, {})
-        if stage == 'sweep': options |= scale.get('sweep_options', {})
         for option in of_arm.get('ignore', []): options.pop(option, None)   # without effect: settings that differ in it share runs
         multiple = options.pop('lr-times', 1)          # a setting's own factor, as in e10
         options |= {'lr': float(f'{scale["lr"] * factor * multiple:.6g}'), 'seed': seed}
@@ -321,8 +321,8 @@ class Planner:
         made = next((kind for kind in ('labelled', 'task') if kind in of_setting), None)
         data = released or made or scale.get('data', 'bundled')
         run = Run(e.name, self.scale, stage, arm, setting, seed, of_arm.get('variant', arm), factor, options, data,
-                  'tune' if stage == 'sweep' else 'report', of_setting.get('labelled') or of_setting.get('task', {}),
-                  of_setting.get('model') or scale.get('model', {}), scale.get('mixed', {}), released)
+                  of_setting.get('labelled') or of_setting.get('task', {}), of_setting.get('model') or scale.get('model', {}),
+                  scale.get('mixed', {}), released)
         if run.shape: options['model'] = shape_name(run.shape)
         run.seconds = of_setting.get('seconds_per_step', scale['seconds_per_step']) * self.relative_seconds(arm, setting)
         return run

@@ -113,7 +113,9 @@ class Data:
         if run.data != 'bundled' and self.given is None:
             raise Refused(f'{run.experiment} at scale {run.scale} reads the text "{run.data}"; {HOW_TO_TOKENIZE}', EXIT_DATA)
         train, _ = self.globs(run.data)
-        options = {'train-data': str(train[0].parent / common_glob(train)), 'val-data': str(self._split(run.data)[run.half])}
+        halves = self._split(run.data)   # runs validate on both; what only reads a text reads the one of results
+        validation = f'1 {halves["report"]} 1 {halves["tune"]}' if run.kind == 'train' else str(halves['report'])
+        options = {'train-data': str(train[0].parent / common_glob(train)), 'val-data': validation}
         if not run.mixed: return options
         options |= {'train-data': str(self._mixed(run, train))}
         return options | ({'eval-data': self._task_options(run.mixed)['eval-data']} if run.kind == 'evaluate' else {})
@@ -124,7 +126,7 @@ class Data:
 
     def prompt(self, run):
         """A file for --prompts: ids of a text that no run was trained on."""
-        path, count = self._split(run.data)[run.half], run.options['prompt']
+        path, count = self._split(run.data)['report'], run.options['prompt']
         tokens = shards.read(path)[2]
         if tokens < count:
             raise Refused(f'{path}: has {tokens} tokens, and the prompt of {run.experiment} at scale {run.scale} {count}', EXIT_DATA)

@@ -63,16 +63,31 @@ def flops_of(rows):
     return float(rows[FLOPS].removeprefix('at most '))
 
 
+def loss_of_sweep(result):
+    """The loss by which a rate is chosen: on the tuning half of the validation tokens, where there is one."""
+    return result.get('tune_loss', result.get('val_loss'))
+
+
+def of_report_half(validations, sources):
+    """(records of validations on the half of results alone, loss at the end on the other) of a run that validates on both."""
+    by_half = {(Path(r['source']).stem, r['step']): r for r in sources}
+    if not any(half == 'tune' for half, _ in by_half): return validations, {}
+    own = [r | {'val_loss': half['source_loss'], 'val_bpb': half['source_bpb']}
+           for r in validations if (half := by_half.get(('report', r['step'])))]
+    return own, {'tune_loss': by_half['tune', own[-1]['step']]['source_loss']} if own else {}
+
+
 def result_of(folder, printed=''):
     """The result of a finished run; `diverged` gives the reason where it did. `printed` is the trainer's standard output."""
     events, rows = read_log(Path(folder) / 'log.jsonl'), table_rows(printed)
     config, done, turns, writes = (next(iter(events[event]), {}) for event in ('config', 'done', 'turns', 'writes'))
     steps, validations = ([r for r in events[None] if key in r] for key in ('grad_norm', 'val_loss'))
+    validations, tuned = of_report_half(validations, events['source_validation'])
     times = [r['ms'] for r in steps if finite(r.get('ms'))]
     seconds = [round(total, 3) for total in accumulate((r.get('ms') or 0) / 1e3 for r in steps)]
     tokens_at, seconds_at = {r['step']: r.get('tokens') for r in steps}, {r['step']: s for r, s in zip(steps, seconds)}
     result = {
-        'val_loss': done.get('val_loss') if finite(done.get('val_loss')) else None,
+        'val_loss': last if finite(last := validations[-1]['val_loss'] if tuned else done.get('val_loss')) else None,
         'train_loss': done.get('loss') if finite(done.get('loss')) else None,
         'val_bpb': validations[-1].get('val_bpb') if validations else None,
         'weights_hash': done.get('weights_hash'), 'peak_bytes': done.get('peak_bytes'), 'parameters': config.get('parameters'),
@@ -82,6 +97,7 @@ def result_of(folder, printed=''):
         'training': thinned([[r['step'], r['loss']] for r in steps if finite(r.get('loss'))]),
         'machine': rows.get('device', ''),
     }
+    result |= tuned
     if FLOPS in rows: result['flops_per_token'] = flops_of(rows)
     result |= {key: config[key] for key in ('machine', 'blas', 'flops_per_token', 'binary_hash') if config.get(key)}
     if config.get('data_hash'): result['data_read'] = config['data_hash']   # of the shards that were read; the plan's is of files

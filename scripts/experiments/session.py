@@ -29,7 +29,7 @@ class Session:
 
     def identify(self, run):
         """Set the keys of a run and of those that it needs."""
-        identity = run.options | {'half': run.half}
+        identity = dict(run.options)
         if self.options.ranks > 1: identity['ranks'] = self.options.ranks
         if run.kind != 'train': identity['kind'] = run.kind
         if run.origin: identity['origin'] = self.identify(run.origin).key

@@ -5,6 +5,7 @@ from statistics import mean, median
 from jobs import Jobs, human_time
 from packages import EXIT_FAILED, EXIT_SIGNAL, Refused, quoted
 from plan import TIMED, Planner
+from results import loss_of_sweep
 
 
 class Work:
@@ -31,7 +32,7 @@ class Work:
             losses = {}
             for run in runs:   # the mean over seeds, without rates of diverged runs
                 record = self.session.ledger.finished[run.key]
-                loss = record['result']['val_loss'] if record['event'] == 'done' else None
+                loss = loss_of_sweep(record['result']) if record['event'] == 'done' else None
                 losses.setdefault(run.factor, []).append(math.inf if loss is None else loss)
             best = min(losses, key=lambda factor: mean(losses[factor]))
             self._rates[arm] = best if mean(losses[best]) < math.inf else None
@@ -102,6 +103,7 @@ class Work:
             self.require_origins(runs)
             self.label(runs)
             kept = {origin.key for later in self.planner.stages() for run in self.runs(later) for origin in run.origins}
+            if stage == 'sweep' and kept: kept = {run.key for run in runs}   # the best rate is not known yet
             jobs = Jobs(self.session, self.say, kept, alone=any(run.kind in TIMED for run in runs))
             complete = jobs.perform(runs)
             if jobs.stopping: return EXIT_SIGNAL
