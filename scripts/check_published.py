@@ -6,6 +6,7 @@ all gradients of the latter two.
     python3 scripts/check_published.py                          # with what is installed
     python3 scripts/check_published.py --code FOLDER forgetting moba      # and with clones of repositories in FOLDER
     python3 scripts/check_published.py --table                  # writes the table in attention/README.md
+    python3 scripts/check_published.py --module mine.py         # with your own PyTorch module: a file like those of scripts/published
 
 Needs torch and safetensors (pip install); each check says what else it needs, a package or a clone, and is left out without it.
 Nothing of these is part of this project: the files of scripts/published only call them. What differs from our reading is said
@@ -14,6 +15,7 @@ there, and in the header of the variant's file.
 Exit codes: 0 all agree, 1 one does not, 2 usage.
 """
 import argparse
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -43,12 +45,14 @@ def draw(check, size):
     generator = torch.Generator().manual_seed(zlib.crc32(f'{check.name} {size}'.encode()))
     normal = lambda *shape: torch.randn(*shape, generator=generator)
     form = SimpleNamespace(C=C, NH=NH, NKV=NKV, HS=check.HS, T=T, L=1)
-    own = attention_torch.TABLE[check.variant][1](form, check.settings)
+    _, declare = attention_torch.TABLE.get(check.variant, (None, lambda *_: {}))   # of a new mechanism `prepare` draws the tensors
+    own = declare(form, check.settings)
     prefix = attention_torch.tensor_prefix(check.variant)
     tensors = {prefix + name: of.mean + of.deviation * normal(*of.shape) for name, of in own.items()}
     inputs = {'x': normal(B, T, C), 'qkv': normal(B, T, NH + 2 * NKV, check.HS)}
     check.prepare(inputs, tensors)
-    return inputs, tensors, normal(B, T, NH, check.HS), [prefix + name for name, of in own.items() if not of.rate]
+    fixed = {prefix + name for name, of in own.items() if of.rate}
+    return inputs, tensors, normal(B, T, NH, check.HS), [name for name in tensors if name not in fixed]
 
 
 def ours(check, inputs, tensors, dout, folder):
@@ -124,6 +128,14 @@ def markdown(rows):
     return '\n'.join([line(HEAD), line(['---'] * len(HEAD)), *map(line, rows)])
 
 
+def checks_of(path):
+    """CHECKS of a Python file."""
+    spec = importlib.util.spec_from_file_location('own_module', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.CHECKS
+
+
 def rows_written(text):
     """{(variant, published code): cells} of the table that is there."""
     lines = text.split(BEGIN + '\n')[1].split(END)[0].splitlines()[2:]
@@ -135,13 +147,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('variants', nargs='*', metavar='VARIANT', help='default: all')
     parser.add_argument('--code', type=Path, help='folder with clones of repositories')
+    parser.add_argument('--module', type=Path, help='Python file with a list CHECKS to use instead')
     parser.add_argument('--table', action='store_true', help='write the table in attention/README.md')
     options = parser.parse_args()
-    if unknown := set(options.variants) - {check.variant for check in CHECKS}:
-        parser.error(f'nothing is compared for {", ".join(sorted(unknown))}; there is {", ".join(sorted({c.variant for c in CHECKS}))}')
+    if options.module and options.table: parser.error('--table is of scripts/published, not of a --module')
+    if options.module and not options.module.is_file(): parser.error(f'--module {options.module}: is no file')
+    checks = checks_of(options.module) if options.module else CHECKS
+    if unknown := set(options.variants) - {check.variant for check in checks}:
+        parser.error(f'nothing is compared for {", ".join(sorted(unknown))}; there is {", ".join(sorted({c.variant for c in checks}))}')
     if not PROGRAM.exists(): sys.exit(f'{PROGRAM.relative_to(ROOT)} is not there; make build/dev/attention_layer')
     rows, failed, before = [], False, rows_written(README.read_text())
-    for check in CHECKS:
+    for check in checks:
         rows.append(before.get((check.variant, check.source)))   # stays where the check cannot be made, or is not asked for
         if options.variants and check.variant not in options.variants: continue
         try:

@@ -271,6 +271,15 @@ def comparison(work):
     mine = work / 'compare/ledger.jsonl'
     check('its report has pictures, the same from its ledger', (page := (work / 'compare/report.html').read_text()).count('<svg') == 2 and
           printed_by(reports.main, '--ledger', mine, '--out', work / 'again') == '' and (work / 'again/report.html').read_text() == page)
+    for seed, loss in ((1, 2.5), (2, 2.25)):
+        (work / f'torch_{seed}.jsonl').write_text('{"step":6,"loss":3}\n{"step":6,"val_loss":9}\n{"step":12,"val_loss":%g}\n' % loss)
+    curves = [f'torch={work}/torch_{seed}.jsonl' for seed in (1, 2)]
+    told = printed_by(compare.main, *command, '--curves', *curves, '--seeds', '2', '--', *SHORT)
+    check('curves of another program stand beside them', '>torch<' in (work / 'compare/report.html').read_text() and
+          re.search(r'^\| torch \| - \| - \| 2 \| 0 \| 2.3750 \+- 0.1768 \|', told, re.M) and
+          re.search(r'^torch - causal: .*\(2 paired seeds, 95%\)', told, re.M), told)
+    refused('a curve that is none', 'fox.txt: has no line with "step" and "val_loss"',
+            lambda: compare.main([*command, '--curves', f'torch={text}', '--seeds', '2', '--', *SHORT]), 3)
     words, before = ['--seeds', '3', '--dry-run', '--', *SHORT], mine.read_bytes()
     told = printed_by(compare.main, *command, *words)
     check('a dry run has the runs that are left and their hours, and adds nothing', re.search(
@@ -282,7 +291,7 @@ def comparison(work):
           lines[1][3] == '--dependency=afterok:$job', told)
     of_slurm = os.environ | {'SLURM_ARRAY_TASK_ID': '5', 'PYTHON': sys.executable}
     subprocess.run(['bash', *lines[0][3:]], cwd=ROOT, env=of_slurm, check=True, stdout=subprocess.DEVNULL)
-    ended = [(r['arm'], r['seed']) for r in records(work / 'compare')][5:]
+    ended = [(r['arm'], r['seed']) for r in records(work / 'compare') if r['arm'] != 'torch'][5:]
     check('an element of the array performs its run', ended == [('dsa --window 4', 3)], ended)
     mine.write_text(''.join(line for line in before.decode().splitlines(True) if '"plan"' not in line))
     refused('a comparison that was stopped has no report', 'no run of a known plan is finished; start run.py or compare.py again',

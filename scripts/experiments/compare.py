@@ -6,13 +6,15 @@
     compare.py causal asga --seeds 5 --rates 0.5 1 2 -- --steps 2000 --seq-len 1024 --window 64 --dense-until 128
     compare.py --dry-run causal asga                              # the runs and an estimate of their hours
     compare.py --slurm causal asga | bash                         # one array per stage; then the same command without --slurm
+    compare.py causal mine --curves torch=1.jsonl torch=2.jsonl   # beside losses of another program, of seeds 1, 2, ...
 
 Options behind `--` are for all arms; those that compare.py sets itself (seeds, an arm's rate, data) are refused. Variants without a
 window ignore --window and --dense-until. Defaults: 500 steps of 8 x 512 tokens, qwen-1m, learning rate 4e-3, --window 32 --dense-until
 64, so that sparse variants are sparse at this length (column "pairs"). With --rates each arm takes its best of these factors, tuned on
 one half of the validation tokens; losses are of the other. Cautions say what the table cannot show (guards.py). OUT keeps finished
 runs, and the same command resumes stopped ones. OUT/report.html has the tables and pictures, as report.py --ledger OUT/ledger.jsonl
-makes them again.
+makes them again. A curve is a JSON Lines file with "step" and "val_loss", such as a log.jsonl; whether its program read the same rows
+is not known. scripts/check_published.py --module compares a PyTorch module's results and gradients with a variant's.
 
 Exit codes: 0 done, 1 a run failed, 2 usage, 3 data, 75 stopped by a signal.
 """
@@ -33,6 +35,7 @@ from guards import cautions, unigram_loss
 from ledger import Ledger, key_of
 from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, split_at_dashes
 from plan import Experiment
+from results import finite, read_log
 from session import Session
 from tables import arm_table, as_markdown, number
 from work import Work
@@ -127,6 +130,36 @@ def tokenized(texts, out):
     return folder
 
 
+def imported(curves, work):
+    """Records of runs of other programs from "ARM=FILE" in the order of seeds: [(labels with a key, result), ...]."""
+    options, found = work.experiment.scales['reduced']['options'], {}
+    tokens = int(options.get('total-batch-tokens', int(options['batch-size']) * int(options['seq-len'])))
+    for words in curves:
+        arm, sign, path = words.partition('=')
+        if not (arm and sign): raise Refused(f'--curves {words}: give ARM=FILE, such as torch=run_1/log.jsonl')
+        if arm in work.experiment.arms: raise Refused(f'--curves {words}: {arm} is an arm that is trained; choose another name')
+        found.setdefault(arm, []).append(Path(path))
+    return [(dict(experiment='compare', scale='reduced', stage='seeds', arm=arm, setting='', seed=seed, factor=1.0,
+                  key=key_of(arm, {'seed': seed}, '', hashlib.sha256(path.read_bytes()).hexdigest())), curve_of(path, tokens))
+            for arm, paths in found.items() for seed, path in enumerate(paths, 1) if readable(path)]
+
+
+def readable(path):
+    """True; refuses a curve that is no file."""
+    if path.is_file(): return True
+    raise Refused(f'--curves: {path}: is no file', EXIT_DATA)
+
+
+def curve_of(path, tokens):
+    """The result of a run whose steps have so many tokens, from its validations."""
+    points = sorted({r['step']: r['val_loss'] for r in read_log(path)[None]
+                     if finite(r.get('val_loss')) and isinstance(r.get('step'), int)}.items())
+    if not points: raise Refused(f'--curves: {path}: has no line with "step" and "val_loss", a whole number and a finite one', EXIT_DATA)
+    step, loss = points[-1]
+    return {'val_loss': loss, 'steps': step, 'tokens': step * tokens, 'seconds': None,
+            'validation': [[n, n * tokens, of, None] for n, of in points]}
+
+
 def expect(work):
     """Set the plan's step times: FLOPs at the median rate of finished runs, of the same variant if there are any, on such a device."""
     session, plan, rates, on_gpu = work.session, work.experiment, {}, bool(work.session.at[0].devices)
@@ -154,8 +187,8 @@ def show(work, report):
     table = arm_table(runs, comparisons, work.experiment.baseline)
     means = runs.groupby('arm', sort=False)[['parameters', 'val_bpb', 'ms']].mean()
     first = {run.arm: run for run in reversed(planned)}
-    pairs = [re.match('.*?([0-9.]+%) of causal', (work.session.printed(first[arm]) or {}).get('visible pairs per sequence', ''))
-             for arm in means.index]
+    printed = [(work.session.printed(first[arm]) if arm in first else None) or {} for arm in means.index]
+    pairs = [re.match('.*?([0-9.]+%) of causal', of.get('visible pairs per sequence', '')) for of in printed]
     table.insert(1, 'parameters', [number(value, ',.0f') for value in means.parameters])
     table.insert(2, 'pairs, of causal', [visible[1] if visible else '-' for visible in pairs])
     table['bits per byte'], table['ms a step'] = [number(v) for v in means.val_bpb], [number(v, '.1f') for v in means.ms]
@@ -181,6 +214,7 @@ def main(arguments=None):
     add('--text', nargs='+', type=Path, metavar='FILE', help='text to train on, in bytes; the last tenth validates')
     add('--data', help='folder with NAME_train_*.bin and NAME_val_*.bin instead')
     add('--seeds', type=int, default=3, help='number of seeds (default 3)')
+    add('--curves', nargs='+', default=[], metavar='ARM=FILE', help='validation losses of another program\'s runs, seed after seed')
     add('--rates', type=float, nargs='+', default=[], help='factors of the learning rate to choose from')
     add('--jobs', type=int, default=0, help='runs at once, several per GPU if more than GPUs (default: one per GPU; on a CPU one)')
     add('--cpu', action='store_true', help='leave GPUs alone')
@@ -205,11 +239,12 @@ def main(arguments=None):
     work = Work(Session(runner.parse(settings)), plan, runner.say)
     if not (ROOT / BUNDLED).exists(): raise Refused(f'{BUNDLED} is not there, on which options are tried; make {BUNDLED}', EXIT_DATA)
     expect(work)
+    curves = imported(options.curves, work)
     if options.slurm: return work.submission('compare.py', arguments)
     work.describe()
     code = 0 if options.dry_run else work.perform()
     if code or options.dry_run or options.stage: return code
-    work.record_plan()
+    work.record_plan(curves)
     report = Report([work.session.ledger.path], [plan.name])
     show(work, report)
     reports.write(report, out)
