@@ -75,7 +75,7 @@ struct infllm_v2 : Policy {
 
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top - 1, heads, T); }
 
-    /// Every visible compressed key takes three products: two of the attention whose denominator is used, one of the choice.
+    /// Every visible compressed key takes three products: two for the denominator of its softmax, one for the choice.
     double further_pairs(int heads, int T) const {
         return forced_blocks().candidates(T) < top ? 0 : 1.5 * heads * T / 2 * (double(T) / grid.d);
     }
@@ -92,7 +92,7 @@ struct infllm_v2 : Policy {
     struct Scratch {
         BumpAllocator allocator;
         X *means, *out;       // (B, R, NKV, HS); (B, T, NH, HS), not read
-        Wide<X>*lse, *scores;   // (B, NH, T); of blocks, while they are chosen
+        Wide<X>*lse, *scores;   // (B, NH, T); scores of blocks during the choice
         int* positions;       // (B, NH, R) of the compressed keys of packed documents
         TokenBlocks<Device, X> blocks;
         Scratch(Device device, const infllm_v2& a, std::byte* memory, const LayerShape& s)
