@@ -25,14 +25,14 @@
 template <class Device, class X, class Slots = RingSlots>
 struct DecodeStep;
 
-/// On the CPU, one row of one sequence: in.B = in.T = 1.
+/// One row of one sequence on the CPU: in.B = in.T = 1.
 template <class X, class Slots>
 struct DecodeStep<CPU, X, Slots> : CPU {
     KVCache<CPU, X, Slots>& keys;   // of the previous tokens
 };
 
 #ifdef WITH_GPU
-/// On a GPU, one row of each of in.B sequences: in.T = 1.
+/// One row of each of in.B sequences on a GPU: in.T = 1.
 template <class X, class Slots>
 struct DecodeStep<GPU, X, Slots> : GPU {
     KVCache<GPU, X, Slots> keys;   // of the previous tokens

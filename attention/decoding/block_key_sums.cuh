@@ -1,5 +1,4 @@
-// The sums of the keys of blocks that a text has begun, which decoding keeps where a mechanism scores blocks by their mean keys. Blocks
-// may overlap (BlockGrid).
+// Sums of the keys of blocks that have begun, for mechanisms that score blocks by their mean keys. Blocks may overlap (BlockGrid).
 #pragma once
 #include <algorithm>
 
@@ -7,15 +6,15 @@
 #include "attention/nsa/compress.cuh"
 #include "attention/scores/each_element.cuh"
 
-/// The blocks that have begun within T tokens.
+/// Number of blocks that have begun within T tokens.
 constexpr int begun(const BlockGrid& grid, int T) { return (T + grid.d - 1) / grid.d; }
-/// The first block that token t is in; the last is t / grid.d.
+/// The first block that contains token t; the last is t / grid.d.
 constexpr int first_with(const BlockGrid& grid, int t) { return t < grid.l ? 0 : (t - grid.l) / grid.d + 1; }
 
 template <class Device, class X>
 struct BlockKeySums;
 
-/// Of one sequence.
+/// Sums of one sequence.
 template <class X>
 struct BlockKeySums<CPU, X> {
     BlockGrid grid;
@@ -29,7 +28,7 @@ struct BlockKeySums<CPU, X> {
     void prefill(const LayerInputs<X>& in) {
         for (int t = 0; t < in.T; t++) append(in.k + t * in.qk_row);
     }
-    /// The key (NKV, HS) of the next token.
+    /// Adds the key (NKV, HS) of the next token.
     void append(const X* k) {
         const int t = tokens++;
         for (int c = first_with(grid, t); c <= t / grid.d && t < c * grid.d + grid.l; c++)
@@ -39,7 +38,7 @@ struct BlockKeySums<CPU, X> {
 
 #ifdef WITH_GPU
 
-/// Block c of a sequence of T tokens.
+/// Sums block c of a sequence of T tokens.
 template <class X>
 struct SumBegunBlocks {
     float* sums;   // (blocks, NKV, HS) of the sequence
@@ -53,7 +52,7 @@ struct SumBegunBlocks {
     }
 };
 
-/// Adds the rows' tokens to the blocks that they are in.
+/// Adds the rows' tokens to the blocks that contain them.
 template <class X>
 struct AddToBegunBlocks {
     float* sums;   // (sequences, blocks, NKV, HS)
@@ -70,7 +69,7 @@ struct AddToBegunBlocks {
     }
 };
 
-/// Of all sequences of the cache.
+/// Sums of all sequences in the cache.
 template <class X>
 struct BlockKeySums<GPU, X> {
     BlockGrid grid;
