@@ -44,7 +44,7 @@ struct RowMerge {
         });
         const size_t bh = size_t(b) * s.NH + h;
         if (to.tiles && t % TILE == 0)
-            to.tiles[bh * tiles_of(s.T) + t / TILE] += tiles_as_far_on(rows.statistics.tiles, bh, rows.rows.count, s.T, t / TILE);
+            to.tiles[bh * tiles_of(s.T) + t / TILE] += attributed_tiles(rows.statistics.tiles, bh, rows.rows.count, s.T, t / TILE);
         lse[at] = total;
     }
 };

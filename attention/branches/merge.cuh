@@ -62,7 +62,7 @@ struct Branches {
 /// same fraction of the length, so that sums over a head are right (on the CPU, ForwardCall::add_visited()).
 /// `of_branch` (B, NH, tiles_of(R)).
 template <class W>
-constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int tile) {
+constexpr W attributed_tiles(const W* of_branch, size_t bh, int R, int T, int tile) {
     const int mine = tiles_of(R), of_text = tiles_of(T);
     const int first = (tile * mine + of_text - 1) / of_text, end = ((tile + 1) * mine + of_text - 1) / of_text;
     W sum = 0;
@@ -85,7 +85,7 @@ constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Bran
         const size_t from = bh * one.rows.count + size_t(std::max(0, one.rows.row(b, h, t)));
         if (to.entropy && own > Wide<X>(-INFINITY)) entropy += merge_weight(own, lse) * (one.statistics.entropy[from] + lse - own);
         if (to.pairs && one.rows.row(b, h, t) >= 0) pairs += one.statistics.pairs[from];
-        if (to.tiles && t % TILE == 0) tiles += tiles_as_far_on(one.statistics.tiles, bh, one.rows.count, s.T, t / TILE);
+        if (to.tiles && t % TILE == 0) tiles += attributed_tiles(one.statistics.tiles, bh, one.rows.count, s.T, t / TILE);
     }
     if (to.entropy) to.entropy[bh * s.T + t] = entropy;
     if (to.pairs) to.pairs[bh * s.T + t] = pairs;

@@ -59,7 +59,7 @@ constexpr void average_statistics(Wide<X>* lse, const Statistics<X>& to, const B
     if (to.entropy) to.entropy[home] = share * entropy;
     if (to.pairs) to.pairs[home] = pairs;
     if (to.tiles && t % TILE == 0)
-        to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles_as_far_on(from.statistics.tiles, bh, from.rows.count, s.T, t / TILE);
+        to.tiles[bh * tiles_of(s.T) + t / TILE] = attributed_tiles(from.statistics.tiles, bh, from.rows.count, s.T, t / TILE);
 }
 
 /// Writes out (B, T, NH, HS), lse (B, NH, T) and the requested statistics.

@@ -23,7 +23,7 @@ struct InferenceCount {
 };
 
 /// A sentence for the log; empty if nothing was read.
-inline std::string described(const InferenceCount& count, PsaBound bound) {
+inline std::string describe(const InferenceCount& count, PsaBound bound) {
     if (count.psa.rows > 0)
         return text("psa: read %.1f%% of the cached pairs; %s share of the attention mass: %.4f on average, at least %.4f",
                     100 * count.pairs_read(), bound == PsaBound::upper ? "certified" : "estimated", count.mass_kept(),
