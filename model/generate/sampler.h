@@ -38,7 +38,7 @@ int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint6
     int in_order = 0;   // tokens at the front of `kept` that are the likeliest, in order
     const auto put_in_order = [&](int count) {
         const int all = int(kept.size());
-        if (count > all / 8) count = all;   // parts that grow take longer
+        if (count > all / 8) count = all;   // one full sort is faster than a growing part
         if (count < all) std::nth_element(kept.begin() + in_order, kept.begin() + count - 1, kept.end(), likelier);
         std::sort(kept.begin() + in_order, kept.begin() + count, likelier);
         in_order = count;
