@@ -89,7 +89,7 @@ bool train_step(Run<Device, X>& run, Loader& loader, int64_t step, double target
     GradientSums<Device> sums(device, *run.collectives, gpt.gradients, gpt.shards);
     const GradientsReady sum_over_ranks = [&](size_t begin, size_t end) { sums.add(begin, end); };
 
-    for (int micro = 0; micro < run.data.micro_steps; micro++, run.feed.read_on(device, loader, gpt.B, gpt.T)) {
+    for (int micro = 0; micro < run.data.micro_steps; micro++, run.feed.prefetch(device, loader, gpt.B, gpt.T)) {
         if (micro > 0 && run.stop_within_step.requested(run.ranks)) return false;
         run.ranks.at("computing gradients", step);
         const Batch batch = run.feed.next(device, loader, gpt.B, gpt.T);
