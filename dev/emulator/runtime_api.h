@@ -1,4 +1,4 @@
-// The CUDA runtime's functions under their own names. All remember the line that calls them, for the sentences of errors.
+// The CUDA runtime's functions under their own names. All record the line that calls them, for error messages.
 #pragma once
 #include "runtime.h"
 
@@ -163,7 +163,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph,
     *graph = emulator::runtime().end_capture(emulator::runtime().stream(stream, at), at);
     return cudaSuccess;
 }
-/// How many nodes there are; the nodes themselves are not to be had.
+/// Returns the number of nodes; the nodes themselves are not available.
 inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
     *count = graph->nodes.size();
     return emulator::result(nodes ? cudaErrorInvalidValue : cudaSuccess);
@@ -185,7 +185,7 @@ cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, int value
     const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::most_shared();
     return emulator::result(possible ? cudaSuccess : cudaErrorInvalidValue);
 }
-/// A small number: grids that are sized by it stay small here.
+/// A small number, so that grids sized by it stay small.
 template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int /*threads*/, size_t /*shared*/) {
     return *blocks = 2, cudaSuccess;
