@@ -188,7 +188,7 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
     for (const Mixture* mixture : {data.train.get(), data.val.get()})
         if (ranks.first() && mixture && !mixture->missing().empty()) std::cerr << "warning: " << mixture->missing() << "\n";
     Run<Device, X> run(device, variants, o, ranks, std::move(data), origin.config);
-    if (ranks.first()) print_set_up(run, threads);
+    if (ranks.first()) print_setup(run, threads);
     if (o.dry_run) return Exit::done;
     if (o.evaluate) return evaluate(run, origin);
     run.lock = std::move(lock);

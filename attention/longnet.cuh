@@ -96,7 +96,7 @@ struct longnet : Policy {
     static constexpr int UNBOUNDED = 1 << 30;   // length of a text without an end
     SegmentBranch branch(int n, int T) const { return {DilatedRows(T, n), segment}; }
     /// The rows of all branches but the first.
-    std::vector<DilatedRows> thinned(int T) const {
+    std::vector<DilatedRows> dilated_rows(int T) const {
         std::vector<DilatedRows> rows;
         for (int n = 1; n < branches; n++) rows.push_back(DilatedRows(T, n));
         return rows;
@@ -180,7 +180,7 @@ struct longnet : Policy {
 
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max({ForwardScratch<X, Device>(nullptr, nullptr, s, thinned(s.T)).allocator.bytes(),
+        return std::max({ForwardScratch<X, Device>(nullptr, nullptr, s, dilated_rows(s.T)).allocator.bytes(),
                          ForwardScratch<X, Device, RowsInOrder>(nullptr, nullptr, s, all_tokens(s.T)).allocator.bytes(),
                          BackwardScratch<X, Device>(device, *this, nullptr, s, DilatedRows(s.T, 1)).allocator.bytes(),
                          BackwardScratch<X, Device, RowsInOrder>(device, *this, nullptr, s, {s.T}).allocator.bytes()});
@@ -190,7 +190,7 @@ struct longnet : Policy {
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         if (in.documents) return forward_in_text(device, in, state, workspace, statistics);
-        auto all = ForwardScratch<X, Device>(workspace, state.out, in, thinned(in.T)).branches;
+        auto all = ForwardScratch<X, Device>(workspace, state.out, in, dilated_rows(in.T)).branches;
         all.begin(device, branch(0, in.T), DilatedRows(in.T, 0), in, state, statistics);   // branch 1 keeps every token
         for (int n = 1; n < branches; n++) {
             const DilatedRows rows(in.T, n);

@@ -107,7 +107,7 @@ struct BlockSparse : Policy {
         gate_scores(device, kept.gate, in, weights + wq.offset, weights + wk.offset, s);
         if (query == GateQuery::oracle)
             scores_of_map(device, kept.gate.scores, dense_map(device, in, state, kept, scratch, Statistics<X>{}), s);
-        if (distils()) learn_from_dense(device, in, state, kept, scratch, statistics);
+        if (distils()) distil_from_dense(device, in, state, kept, scratch, statistics);
         else if (state.score_inputs.auxiliary)
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, in.B * in.NH, 0);
         if (gate_training == GateTraining::gate_only) return;   // the layer's output is the dense call's
@@ -266,7 +266,7 @@ private:
 
     /// The dense call and the distillation from it: fills kept.distilled and state.score_inputs.auxiliary.
     template <class Device, class X>
-    void learn_from_dense(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
+    void distil_from_dense(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
                           const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
         const GateShape s = gate_shape(in);
         const DenseMap<Wide<X>> map = dense_map(device, in, state, kept, scratch, statistics);

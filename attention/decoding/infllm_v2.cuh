@@ -95,7 +95,7 @@ struct Decoding<infllm_v2, GPU, X> {
     int* chosen;     // (sequences, NKV, rule.top) by the last row
 
     Decoding(const infllm_v2& a, BumpAllocator& memory, const CacheRoom& room)
-        : T(room.T), width(std::max(begun(a.grid, T), tiles_of(T))), rule(a.rule(room)), blocks(a.grid, memory, room),
+        : T(room.T), width(std::max(begun_blocks(a.grid, T), tiles_of(T))), rule(a.rule(room)), blocks(a.grid, memory, room),
           work(memory.take<float>(size_t(room.B) * room.NKV * 3 * width)),
           chosen(memory.take<int>(size_t(room.B) * room.NKV * rule.top)) {}
 

@@ -172,7 +172,7 @@ struct Search {
     __device__ static int warps() { return int(blockDim.x) / WARP; }
     __device__ const float* log_mass_of(int g) const { return log_mass + size_t(g) * most; }
 
-    __device__ void share_out() {
+    __device__ void compute_shares() {
         for (int g = warp(); g < group; g += warps()) {
             const float total = log_rest(log_mass_of(g), shares, blocks);
             if (lane_of() == 0) shared.log_total[g] = total;
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
 
     const size_t head = mine.head_at();
     int visited = 0;
-    search.share_out();
+    search.compute_shares();
     int c = search.next();
     for (bool enough = false; c >= 0 && !enough;) {
         const int count = blocks.keys(c, tokens), of_warp = (count + WARPS - 1) / WARPS, begin = min(count, warp * of_warp);

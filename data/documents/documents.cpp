@@ -204,10 +204,10 @@ std::string_view ByteWindow::peek(size_t bytes) {
 DocumentReader::DocumentReader(const Input& input, const DocumentRules& rules, const std::atomic<bool>& stop, const Place& start)
     : input_(input), rules_(rules), window_(input.stream(stop)) {
     if (input.is_standard_input()) hasher_.emplace();
-    pass_to(start);
+    advance_to(start);
 }
 
-void DocumentReader::pass(size_t bytes) {
+void DocumentReader::advance(size_t bytes) {
     if (bytes == 0) return;
     const std::string_view passed = window_.seen().substr(0, bytes);
     if (hasher_) hasher_->add(passed.data(), passed.size());
@@ -216,10 +216,10 @@ void DocumentReader::pass(size_t bytes) {
     window_.drop(bytes);
 }
 
-void DocumentReader::pass_to(const Place& start) {
+void DocumentReader::advance_to(const Place& start) {
     if (!hasher_) window_.skip(start.offset);
     while (hasher_ && place_.offset < start.offset && !window_.peek(1).empty())
-        pass(std::min<uint64_t>(window_.seen().size(), start.offset - place_.offset));
+        advance(std::min<uint64_t>(window_.seen().size(), start.offset - place_.offset));
     if (hasher_ && start.offset > 0 && hexadecimal(hasher_->digest()) != start.digest)
         fail(Exit::data, input_.name(), ": the first ", start.offset, " bytes differ from the stopped run's; give it "
              "the same text again, or remove the run's NAME_progress.json in --out to start over");
@@ -247,7 +247,7 @@ bool DocumentReader::next_line(Piece& piece) {
         piece.text = window_.seen().substr(0, length);
         piece.place = place_;
         if (hasher_) piece.place.digest = hexadecimal(hasher_->digest());
-        pass(std::min(length + 1, window_.seen().size()));
+        advance(std::min(length + 1, window_.seen().size()));
         ++place_.line;
         // In errors a trailing newline would count as another line.
         while (!piece.text.empty() && is_space(piece.text.back())) piece.text.remove_suffix(1);
@@ -256,19 +256,19 @@ bool DocumentReader::next_line(Piece& piece) {
 }
 
 // Before a document: skips lines of white space.
-void DocumentReader::pass_blank_lines() {
+void DocumentReader::skip_blank_lines() {
     while (true) {
         const std::string_view text = window_.peek(part_bytes);
         const size_t word = std::find_if_not(text.begin(), text.end(), is_space) - text.begin();
         const bool ends = text.size() < part_bytes;
         const size_t blank = word == text.size() && ends ? word : text.substr(0, word).rfind('\n') + 1;   // npos + 1 is 0
-        pass(blank);
+        advance(blank);
         if (blank == 0 || word < text.size()) return;
     }
 }
 
 bool DocumentReader::next_text(Piece& piece) {
-    if (rules_.split_on_blank_line && place_.document_bytes == 0) pass_blank_lines();
+    if (rules_.split_on_blank_line && place_.document_bytes == 0) skip_blank_lines();
     std::string_view text;
     size_t length = 0;
     bool ends = false;   // the document ends where `text` does
@@ -290,7 +290,7 @@ bool DocumentReader::next_text(Piece& piece) {
     piece.text = text.substr(0, length);
     piece.place = place_;
     if (hasher_) piece.place.digest = hexadecimal(hasher_->digest());
-    pass(length);
+    advance(length);
     place_.document_bytes = ends && length == text.size() ? 0 : place_.document_bytes + length;
     return length > 0;
 }

@@ -107,9 +107,9 @@ public:
 private:
     bool next_line(Piece& piece);
     bool next_text(Piece& piece);
-    void pass_blank_lines();
-    void pass(size_t bytes);             // advances
-    void pass_to(const Place& start);    // precondition: nothing has been read. Advances to a place
+    void skip_blank_lines();
+    void advance(size_t bytes);
+    void advance_to(const Place& start);    // precondition: nothing has been read
 
     const Input& input_;
     const DocumentRules& rules_;

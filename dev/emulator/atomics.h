@@ -14,20 +14,20 @@ concept AtomicNumber = std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) =
 inline constinit char fence_sign = 0;   // ThreadSanitizer knows no fences: two of them order what is before and after
 
 /// Ends a polling loop if the block that it waits for has failed.
-inline void end_with_others() {
+inline void throw_if_another_failed() {
     if (worker && self && worker->progress->failed) throw Error("another block has failed");
 }
 
 template <class T>
 T load(const T* from) {
-    end_with_others();
+    throw_if_another_failed();
     return std::atomic_ref<T>(*const_cast<T*>(from)).load(std::memory_order_relaxed);
 }
 
 /// Replaces *to by change(*to); returns the old value.
 template <class T, class Change>
 T atomic_change(T* to, Change change) {
-    end_with_others();
+    throw_if_another_failed();
     std::atomic_ref<T> number(*to);
     T old = number.load(std::memory_order_relaxed);
     while (!number.compare_exchange_weak(old, change(old), std::memory_order_relaxed)) {}

@@ -137,7 +137,7 @@ public:
             head_ = 0;
             return nullptr;
         }
-        if (seed_ == 0) return take_first();
+        if (seed_ == 0) return pop_first();
         size_t i = threads_.size() - 1;
         if (seed_ > 1 && random_() % 8 == 0) i = random_() % threads_.size();
         Thread* thread = threads_[i];
@@ -146,7 +146,7 @@ public:
     }
 
     /// Shuffles the warps from position `from` on.
-    void mix_warps(size_t from) {
+    void shuffle_warps(size_t from) {
         if (seed_ < 2) return;
         const uint64_t salt = random_();
         auto key = [salt](const Thread* thread) { return ((uint64_t(thread->index / LANES) ^ salt) * 0x9e3779b97f4a7c15) >> 20; };
@@ -156,7 +156,7 @@ public:
     bool coin() { return seed_ > 1 && random_() % 2; }
 
 private:
-    Thread* take_first() {
+    Thread* pop_first() {
         if (head_ == 2 * MAX_THREADS) {   // otherwise the list would grow as long as the kernel runs
             threads_.erase(threads_.begin(), threads_.begin() + long(head_));
             head_ = 0;
@@ -177,7 +177,7 @@ struct Worker {
     /// Called by a thread: others run until something adds this one to `ready`.
     void wait();
     /// Called by a thread: another one may run first.
-    void give_way();
+    void yield_thread();
     /// Called by a polling thread: lets all others run. False if all others only poll, too.
     bool nap();
     /// Something has happened in the block.

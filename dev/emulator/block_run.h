@@ -45,7 +45,7 @@ inline void Worker::begin(uint3 index, uint64_t number) {
         block->warps[size_t(w)].lanes = &block->threads[size_t(w * LANES)];
         block->warps[size_t(w)].gatherings.clear();
     }
-    ready.mix_warps(0);
+    ready.shuffle_warps(0);
 #if EMULATOR_TSAN
     origin.tsan_fiber = __tsan_get_current_fiber();
 #endif
@@ -83,7 +83,7 @@ EMULATOR_PLAIN inline void Worker::wait() {
     switch_context(me.context, origin);   // no thread can run: run() explains why
 }
 
-inline void Worker::give_way() {
+inline void Worker::yield_thread() {
     if (!ready.coin()) return;
     ready.add(self);
     wait();

@@ -139,8 +139,8 @@ private:
     static void check(const Allocation& allocation) {
         const int after = allocation.after.written(), before = allocation.before.written();
         if (after < 0 && before < 0) return;
-        allocation.after.mend();
-        allocation.before.mend();
+        allocation.after.repair();
+        allocation.before.repair();
         if (after >= 0) throw Damage(join("a write to byte ", allocation.bytes + size_t(after), " of ", allocation.name()));
         throw Damage(join("a write ", Zone::BYTES - size_t(before), " bytes before the start of ", allocation.name()));
     }

@@ -26,8 +26,8 @@ inline void check_launch(const Kernel& kernel) {
     if (kernel.blocks() == 0 || kernel.grid.x > 0x7fffffff || kernel.grid.y > 0xffff || kernel.grid.z > 0xffff)
         throw Error(join(kernel.name(), ": a grid of (", kernel.grid.x, ",", kernel.grid.y, ",", kernel.grid.z,
                          ") blocks; there may be 1 to (2147483647,65535,65535)"));
-    if (kernel.shared > most_shared())
-        throw Error(join(kernel.name(), ": ", kernel.shared, " bytes of shared memory; a block may have ", most_shared()));
+    if (kernel.shared > max_shared())
+        throw Error(join(kernel.name(), ": ", kernel.shared, " bytes of shared memory; a block may have ", max_shared()));
 }
 
 /// The block that starts as number i. Some seeds go backwards or jump: blocks must not depend on each other's order.

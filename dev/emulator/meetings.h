@@ -18,7 +18,7 @@ inline void open_barrier(Block& block, int id) {
         thread.barrier = -1;
         if (&thread != self) worker->ready.add(&thread);
     }
-    worker->ready.mix_warps(first);
+    worker->ready.shuffle_warps(first);
 }
 
 /// bar.sync: waits until `threads` threads of the block are at barrier `id`.
@@ -43,7 +43,7 @@ inline void meet_at_barrier(int id, int threads, const Location& at) {
     release(sign);
     if (++barrier.arrived == threads) {
         open_barrier(*me.block, id);
-        worker->give_way();
+        worker->yield_thread();
     } else {
         worker->wait();
     }
@@ -96,7 +96,7 @@ inline void meet_in_warp(const char* operation, uint32_t mask, void* argument, v
         release(warp.lanes[lane].resumed);
         worker->ready.add(&warp.lanes[lane]);
     }
-    worker->give_way();
+    worker->yield_thread();
 }
 
 /// __nanosleep: lets the other threads of the block and the other blocks run.

@@ -45,7 +45,7 @@ inline cudaError_t allocate(void** data, size_t bytes, Memory memory, const Loca
     *data = nullptr;
     if (options().devices == 0) return result(cudaErrorNoDevice);
     std::lock_guard inside(runtime().mutex);
-    runtime().not_while_capturing(at);
+    runtime().require_no_capture(at);
     if (bytes == 0 || done() != cudaSuccess) return done();
     *data = runtime().memory.allocate(bytes, memory, current_device, at);
     return result(*data ? cudaSuccess : cudaErrorMemoryAllocation);
@@ -55,7 +55,7 @@ inline cudaError_t allocate(void** data, size_t bytes, Memory memory, const Loca
 inline cudaError_t free(void* data, Memory memory, const Location& at) {
     if (!data) return cudaSuccess;
     return destroy([&] {
-        runtime().not_while_capturing(at);
+        runtime().require_no_capture(at);
         runtime().run_all();
         runtime().memory.release(data, memory, at);
     });
@@ -102,7 +102,7 @@ inline cudaError_t copy_async(void* to, const void* from, size_t bytes, cudaMemc
 
 inline cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, const Location& at) {
     std::lock_guard inside(runtime().mutex);
-    runtime().not_while_capturing(at);
+    runtime().require_no_capture(at);
     check_copy(to, from, bytes, kind, at);
     CUstream_st& stream = runtime().stream(nullptr, at);
     runtime().enqueue(stream, at, [=] { std::memmove(to, from, bytes); });
@@ -120,7 +120,7 @@ inline cudaError_t set_bytes(void* to, int value, size_t bytes, cudaStream_t han
 // ---- events
 
 /// Throws for a captured event: it is an edge of the graph and never occurs by itself.
-inline void not_captured(const CUevent_st& event, const Location& at) {
+inline void require_not_captured(const CUevent_st& event, const Location& at) {
     if (event.capture) throw Error(place(at) + ": the event was recorded in a capture; the host cannot wait for it");
 }
 
@@ -155,7 +155,7 @@ inline cudaDeviceProp properties(int device) {
     std::snprintf(properties.name, sizeof properties.name, "%s", options().name);
     properties.totalGlobalMem = options().device_bytes;
     properties.sharedMemPerBlock = 48 << 10;
-    properties.sharedMemPerBlockOptin = most_shared();
+    properties.sharedMemPerBlockOptin = max_shared();
     properties.sharedMemPerMultiprocessor = 228 << 10;
     properties.regsPerBlock = properties.regsPerMultiprocessor = 64 << 10;
     properties.warpSize = LANES;

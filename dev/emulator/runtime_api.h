@@ -42,7 +42,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
 inline cudaError_t cudaDriverGetVersion(int* version) { return *version = emulator::options().driver, cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize(EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
-    emulator::runtime().not_while_capturing(at);
+    emulator::runtime().require_no_capture(at);
     emulator::runtime().run_all();
     return emulator::done();
 }
@@ -138,7 +138,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event, EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
-    emulator::not_captured(emulator::event(event, at), at);
+    emulator::require_not_captured(emulator::event(event, at), at);
     if (event->point.stream) emulator::runtime().run_until(event->point);
     return emulator::done();
 }
@@ -182,7 +182,7 @@ inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cu
 // ---- kernels
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, int value) {
-    const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::most_shared();
+    const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::max_shared();
     return emulator::result(possible ? cudaSuccess : cudaErrorInvalidValue);
 }
 /// A small number, so that grids sized by it stay small.

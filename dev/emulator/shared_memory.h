@@ -14,7 +14,7 @@ namespace emulator {
 inline constexpr size_t MAX_SHARED = 227 << 10;   // maximum bytes per block on compute capability 9.0
 
 /// Maximum bytes per block on the emulated GPU.
-inline size_t most_shared() {
+inline size_t max_shared() {
     const int capability = options().capability;
     return capability >= 90 ? MAX_SHARED : capability == 80 ? 163 << 10 : 99 << 10;
 }
@@ -26,8 +26,8 @@ public:
     static constexpr size_t BYTES = 1024;
 
     Zone() = default;
-    explicit Zone(char* begin) : begin_(begin), filling_(poison()) { mend(); }
-    void mend() {
+    explicit Zone(char* begin) : begin_(begin), filling_(poison()) { repair(); }
+    void repair() {
         permit(begin_, BYTES);
         std::memset(begin_, filling_, BYTES);
         forbid(begin_, BYTES);

@@ -24,7 +24,7 @@ public:
 
     /// Connects to the other ranks at `name`, an address of this machine that is unique to the job (unix(7), abstract).
     Star(const std::string& name, int rank_, int size_, int seconds) : rank(rank_), size(size_), sockets_(size_t(size_), -1) {
-        if (rank == 0) admit_others(name);
+        if (rank == 0) accept_ranks(name);
         else connect_to_first(name, seconds);
     }
     ~Star() {
@@ -85,7 +85,7 @@ private:
         return address;
     }
 
-    void admit_others(const std::string& name) {
+    void accept_ranks(const std::string& name) {
         const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         const sockaddr_un address = address_of(name);
         if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || listen(listener, size) != 0)

@@ -178,7 +178,7 @@ public:
     }
 
     /// For calls that wait for the device or change its memory, which a capture forbids.
-    void not_while_capturing(const Location& at) const {
+    void require_no_capture(const Location& at) const {
         for (const CUgraph_st* graph : captures_)
             if (!graph->host_may_wait) throw Error(place(at) + ": not allowed while a stream is being captured");
     }

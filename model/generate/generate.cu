@@ -168,7 +168,7 @@ static void write(const Variants& variants, const Options& o, const WritingJob& 
 
 /// --threads 0: one thread per four million parameters, up to the number of processors. A step reads four million in less than a
 /// millisecond. Shorter steps gain little from a second processor, and wait for it while it is busy.
-static void use_enough_threads(const Options& o, const Variants& variants, const Config& config) {
+static void set_threads(const Options& o, const Variants& variants, const Config& config) {
     const int most = use_threads(o.threads, 1);
     const size_t enough = Qwen(variants, config).tensors.parameters() / 4'000'000;
     if (o.threads == 0) use_threads(int(std::clamp<size_t>(enough, 1, size_t(most))), 1);
@@ -214,7 +214,7 @@ static void run(const Options& o) {
                                       ids.empty() ? "--prompt" : "--prompt-ids"));
     else prompts = read_prompts(o.prompts, tokenizer.get(), config.V, config.max_positions);
     for (const Prompt& prompt : prompts) require_plain_attention(o, config, prompt.ids.size() + size_t(o.tokens) - 1);
-    use_enough_threads(o, variants, config);
+    set_threads(o, variants, config);
     catch_stop_signals(SECONDS_TO_STOP);
     const Tokenizer* const shows = o.print_ids ? nullptr : tokenizer.get();
     std::unique_ptr<TextOutput> output;

@@ -53,7 +53,7 @@ void print_training(const Run<Device, X>& run, int threads) {
 
 /// Prints the tables at the start.
 template <class Device, class X>
-void print_set_up(Run<Device, X>& run, int threads) {
+void print_setup(Run<Device, X>& run, int threads) {
     print_tensors(run.gpt.net.tensors);
     print_table("model", model_rows(run.gpt.net, run.flops));
     if (!run.gpt.net.config.layers.empty()) print_table("each layer of a kind", kind_rows(run.gpt));

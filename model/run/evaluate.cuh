@@ -44,7 +44,7 @@ std::optional<Validation> validate(Run<Device, X>& run, const TokenStream& val, 
         for (int b = 0; b < here; b++) by_position.add_row(&losses[size_t(b) * T], &targets[size_t(b) * T]);
         for (int n = 0; run.data.tokenizer && n < here * T; n++)
             if (targets[n] >= 0) bytes += run.data.tokenizer->bytes(targets[n]);   // unmasked targets only
-        run.progress.passing(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
+        run.progress.show_status(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
     }
     bytes = run.ranks.sum(bytes);
     by_position.sum_over(run.ranks);
@@ -199,7 +199,7 @@ std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& ta
         run.ranks.at("evaluating", run.state.step);
         const std::vector<double> sums = scores_of(run, batches[n], all);
         for (size_t i = 0; i < sums.size(); i++) found[batches[n].answers[i]] = float(sums[i]);
-        run.progress.passing(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
+        run.progress.show_status(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
     }
     run.ranks.sum(found.data(), found.size());
     return found;
@@ -208,7 +208,7 @@ std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& ta
 /// The same answers in the same order, so that every item has one context and fits: an answer becomes an item of its own where
 /// contexts differ or the item is too large. Only items with one context can be read as a prompt and its continuation.
 template <class Device, class X>
-EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedContexts<Device, X>& shared) {
+EvaluationTask split_by_context(const EvaluationTask& task, const SharedContexts<Device, X>& shared) {
     EvaluationTask divided = task;
     divided.items.clear();
     for (const EvaluationItem& item : task.items) {
@@ -228,7 +228,7 @@ EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedCon
 /// log_likelihoods() with the attention of --attention.
 template <class Device, class X>
 std::vector<float> log_likelihoods_for_evaluation(Run<Device, X>& run, const EvaluationTask& task) {
-    return log_likelihoods(run, run.reader ? with_one_context_each(task, *run.shared_contexts) : task);
+    return log_likelihoods(run, run.reader ? split_by_context(task, *run.shared_contexts) : task);
 }
 
 inline std::string describe(const EvaluationScores& s) {

@@ -265,19 +265,19 @@ void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
              shown_loss(r.loss).c_str(), r.grad_norm, r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second,
              human_seconds(average_ * double(r.steps - r.step)).c_str());
     put(in_place_ ? "\r\033[K" + line : line + "\n");
-    line_open_ = in_place_, passing_ = false;
+    line_open_ = in_place_, shows_status_ = false;
 }
 
-void Progress::passing(const std::string& what) {
+void Progress::show_status(const std::string& what) {
     if (!prints_ || !in_place_) return;
-    put((passing_ || !line_open_ ? "\r\033[K" : "\n") + what);
-    line_open_ = passing_ = true;
+    put((shows_status_ || !line_open_ ? "\r\033[K" : "\n") + what);
+    line_open_ = shows_status_ = true;
 }
 
 void Progress::print(const std::string& what) {
     if (!prints_) return;
-    put((!line_open_ ? "" : passing_ ? "\r\033[K" : "\n") + what + "\n");
-    line_open_ = passing_ = false;
+    put((!line_open_ ? "" : shows_status_ ? "\r\033[K" : "\n") + what + "\n");
+    line_open_ = shows_status_ = false;
 }
 
 void plot(const std::string& name, const std::string& log, const std::string& png) {

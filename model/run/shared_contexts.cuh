@@ -46,7 +46,7 @@ public:
 
     /// One log-likelihood per answer, item by item. Precondition: the items' rows fit.
     std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
-        const Predictions predictions = put_together(items);
+        const Predictions predictions = lay_out_rows(items);
         to_device(device_, origin_, host_origin_.data(), host_origin_.size());
         to_device(device_, texts_, host_texts_.data(), host_texts_.size());
         to_device(device_, predicting_, host_predicting_.data(), host_predicting_.size());
@@ -85,7 +85,7 @@ private:
         return row;
     }
 
-    Predictions put_together(const std::vector<const EvaluationItem*>& items) {
+    Predictions lay_out_rows(const std::vector<const EvaluationItem*>& items) {
         Predictions found;
         tokens_.clear(), host_origin_.clear(), host_texts_.clear(), host_predicting_.clear();
         for (const EvaluationItem* item : items) {

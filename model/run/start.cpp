@@ -185,7 +185,7 @@ void require_variant(Origin& origin, const std::string& variant, const Options& 
 }
 
 // Prints a note for each setting that was given for all layers, but that every layer of the own variant has for itself.
-void note_without_effect(const AttentionOptions& o, const std::vector<LayerAttention>& layers, const Variant& own, bool prints) {
+void note_ignored_settings(const AttentionOptions& o, const std::vector<LayerAttention>& layers, const Variant& own, bool prints) {
     const auto has_its_own = [&](const std::string& key) {
         return std::all_of(layers.begin(), layers.end(), [&](const LayerAttention& layer) {
             return layer.variant != own.name || layer.settings.count(key) > 0;
@@ -201,11 +201,11 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
     complete_layers(origin.config, variants);   // with the given settings
     if (!o.layers.empty() && !o.dense_layers.empty())
         fail(Exit::usage, "--layers and --dense-layers both set the attention of layers; give one");
-    if (o.layers.empty() && o.dense_layers.empty()) return note_without_effect(o, origin.config.layers, variants.own, prints);
+    if (o.layers.empty() && o.dense_layers.empty()) return note_ignored_settings(o, origin.config.layers, variants.own, prints);
     Config chosen = origin.config;
     chosen.layers = !o.layers.empty() ? layers_of_pattern(o.layers, chosen.L, variants)
                                       : layers_beside_dense(o.dense_layers, chosen.L, variants);
-    note_without_effect(o, chosen.layers, variants.own, prints);
+    note_ignored_settings(o, chosen.layers, variants.own, prints);
     for (int l = 0; l < chosen.L; l++) {
         Config layer = chosen.of_layer(l);
         const std::vector<Setting> settings = settings_of(*variants.find(layer.variant));
