@@ -148,7 +148,7 @@ struct gated : Policy {
     }
 
 private:
-    /// For the kernel: causal attention.
+    /// The kernel's policy: causal attention.
     const Policy& plain() const { return *this; }
 
     template <class X>

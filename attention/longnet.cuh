@@ -226,7 +226,7 @@ struct longnet : Policy {
     }
 
 private:
-    /// Overwrites the gradients with those of branch 1.
+    /// Overwrites the gradients with branch 1's.
     template <class Device, class X, class Scratch>
     void first_backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                         const QkvGradients<X>& to, ScoreInputGradients<X>& more, const Scratch& memory) const {

@@ -17,7 +17,7 @@
 //   - --window N reaches N keys back and includes the query's own: the paper's w = 512 keys are the default 511 here.
 //   - A query that sees no complete block gets 0 from cmp. A sequence may be shorter than l.
 // flash-linear-attention's form of nsa compresses by a mean; its choice, given these compressed keys, and its branches agree (README.md).
-// Documents of packed rows: all blocks are those of a document, counted from its first token (blocks/document_blocks.h). This requires
+// Documents of packed rows: all blocks are a document's, counted from its first token (blocks/document_blocks.h). This requires
 // l >= d, so that compressed blocks leave no gap, and a choice per token, because tiles of 64 queries belong to the row.
 // state.lse is slc's; a monitor sees the statistics and the gate of each branch.
 // Kept per token and layer, in elements: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and hidden
@@ -87,7 +87,7 @@ struct nsa : Policy {
 
     // ---- arguments of the three calls
 
-    /// Compressed keys of packed documents have positions, those of their first tokens.
+    /// Compressed keys of packed documents are at the positions of their first tokens.
     NsaBranch branch(int which, const Documents& documents = {}) const {
         if (which == CMP) return {{*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}};
         return {{*this, 1, 0, left}};

@@ -84,7 +84,7 @@ struct seer_r : Policy {
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top, heads, T); }
     /// The dense pass that teaches the gate while attention is sparse.
     double further_pairs(int heads, int T) const { return gate_training == GateTraining::joint ? heads * (double(T) * (T + 1) / 2) : 0; }
-    /// Besides keys and values: a gate key for every past block, half of such a pair, and the pooled keys of the current block.
+    /// Keys and values, a gate key for every past block (half of a key/value pair), and the pooled keys of the current block.
     double cached_keys(int T) const { return is_dense() ? T : T + 0.5 * ((T - 1) / block) + 1.5; }
 
     // ---- memory

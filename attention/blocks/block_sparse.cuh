@@ -13,7 +13,7 @@
 #include "attention/masks/gate_training.h"
 #include "attention/masks/select.cuh"
 
-/// How the scores are used.
+/// Use of the scores.
 enum class BlockMask {
     soft,       // every past block is visited, log sigmoid(score) is added
     hard,       // the chosen ones are visited; the language model's loss has no gradient for the gate

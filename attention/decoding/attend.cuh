@@ -1,7 +1,7 @@
 // Single-token decode: one query per head and sequence against the KV cache. A layer's forward() with a DecodeStep as its device
 // computes the newest row of each sequence; a kernel call in it appends the rows' keys to the caches and reads the whole caches.
 //
-// On the CPU a step is one row. Scores, masks and running softmax are those of cpu.h. There is no tile of queries to share a
+// On the CPU a step is one row. Scores, masks and running softmax are shared with cpu.h. There is no tile of queries to share a
 // transposed K, so each key is read once, in place.
 //
 // On a GPU a step is a row of each of several sequences. A row needs few multiplications per number that it reads, so it is bound

@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
 
 }   // namespace psa_visits
 
-/// Replaces a sequence's metadata by those of the first a.S tokens of a new one.
+/// Replaces a sequence's metadata by the metadata of the first a.S tokens of a new one.
 template <class X>
 void psa_prefill(const GPU& device, const PsaCachedBlocks& blocks, const AttentionForward<X>& a, int sequence) {
     each_element(device, blocks.count(a.S), a.NKV * a.HS, AddPromptBlock<X>{blocks, a.k, sequence, a.S});

@@ -164,7 +164,7 @@ void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* cen
                     nearest_centroid<X>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
-/// How many of n ascending numbers are less than `bound`.
+/// Number of n ascending numbers less than `bound`.
 constexpr int count_less(const int* ascending, int n, int bound) {
     int first = 0, last = n;
     while (first < last) {

@@ -21,7 +21,7 @@ constexpr TileChoice choice_of_blocks(int slots) { return {.top = slots, .leadin
 
 enum class Pool { sum, largest };   // over the compressed blocks that overlap a block
 
-/// Every `every`-th token chooses: row n of a choice is that of token n * every.
+/// Every `every`-th token chooses: row n of a choice belongs to token n * every.
 template <class X>
 struct Importance {
     int B, T, NH, NKV, HS;

@@ -1,4 +1,4 @@
-// Memory layout of NSA (attention/nsa.cuh): what is kept for the backward pass, and scratch memory.
+// Memory layout of NSA (attention/nsa.cuh): memory kept for the backward pass, and scratch memory.
 #pragma once
 #include "attention/gates/gated_sum.cuh"
 #include "attention/kernel/layer.h"

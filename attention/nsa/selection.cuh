@@ -26,7 +26,7 @@ struct Selection {
     constexpr TileChoice rule(int T) const { return choice_of_blocks(slots(T)); }
     SelectedBlocks policy(const Policy& p, int T) const { return {p, TILE, every != 1 || sees_all(T) ? INT_MAX : 1, 2}; }
 
-    /// Row n of a choice is that of token n * every.
+    /// Row n of a choice belongs to token n * every.
     BlockChoice choice(const LayerShape& s) const {
         const BlockChoice c{s.B, rows(s.T), s.NH, s.NKV, TILE, sees_all(s.T) ? 0 : slots(s.T)};
         require_countable(c, "--nsa-selected", "nsa_selected", "lower it");

@@ -12,7 +12,7 @@ template <class Task>
 void each_element(CPU, size_t rows, int width, const Task& task) {
 #pragma omp parallel for
     for (size_t row = 0; row < rows; row++)
-        if constexpr (requires { task.of_row(0u); }) {   // what a row's elements have in common is computed once
+        if constexpr (requires { task.of_row(0u); }) {   // shared values of a row are computed once
             const auto element = task.of_row(unsigned(row));
             for (int n = 0; n < width; n++) element(n);
         } else {

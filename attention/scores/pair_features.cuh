@@ -1,4 +1,4 @@
-// Features for a learned score on the GPU: what score() reads of one token, computed from its query or key by a layer norm without
+// Features for a learned score on the GPU: score()'s inputs from one token, computed from its query or key by a layer norm without
 // affine parameters (or a constant factor), a small matrix per query head (or a shared one), and optionally a bias:
 //     feature (b, h, t, f) = sum_d weight_hfd LN(x_bt of head h / (heads / sources))_d + bias_hf
 // and their gradients. On the CPU the same is a few calls of gemm(); here one kernel per direction reads x once and keeps the

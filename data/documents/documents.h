@@ -16,7 +16,7 @@
 /// Called periodically during long operations; may throw to abort them.
 using Tick = std::function<void()>;
 
-/// How inputs are divided into documents.
+/// Rules for dividing inputs into documents.
 struct DocumentRules {
     std::string text_field = "text";          // JSON Lines: the key whose string is the document
     bool mask_prompts = false;                // JSON Lines instead: a prompt and its completion; only the completion has targets
@@ -77,7 +77,7 @@ private:
     size_t begin_ = 0, end_ = 0;
 };
 
-/// Where a piece begins in its input: enough for a reader to resume there.
+/// The place in its input where a piece begins: enough for a reader to resume there.
 struct Place {
     uint64_t offset = 0;             // bytes of text before it
     uint64_t line = 0;               // JSON Lines: lines before it

@@ -72,7 +72,7 @@ std::string read_regular_file(const std::string& path);
 /// Whether `name` is the name of a file in a folder: not empty, without a slash, neither . nor ..
 bool is_plain_name(const std::string& name);
 
-/// XXH64 (seed 0) of bytes that are added in pieces: what `xxhsum -H64` prints.
+/// XXH64 (seed 0) of bytes that are added in pieces, as printed by `xxhsum -H64`.
 class FileHasher {
 public:
     FileHasher();

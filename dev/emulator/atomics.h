@@ -11,7 +11,7 @@ namespace emulator {
 template <class T>
 concept AtomicNumber = std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
 
-inline constinit char fence_sign = 0;   // ThreadSanitizer knows no fences: two of them order what is before and after
+inline constinit char fence_sign = 0;   // ThreadSanitizer ignores fences: two of them order accesses before and after
 
 /// Ends a polling loop if the block that it waits for has failed.
 inline void throw_if_another_failed() {

@@ -66,7 +66,7 @@ struct Thread {
     Block* block = nullptr;
     Warp* warp = nullptr;
 
-    // Where it waits, and for what.
+    // The place and reason of its wait.
     const char* operation = "";
     Location at;
     uint32_t detail = 0;          // the mask of a warp operation, the number of a barrier

@@ -31,7 +31,7 @@ namespace emulator {
 
 using Location = std::source_location;
 
-/// A mistake in a kernel or in its launch. what() is one sentence that names the place.
+/// A mistake in a kernel or in its launch. what() is one sentence with the place.
 struct Error : std::runtime_error {
     using runtime_error::runtime_error;
 };

@@ -67,7 +67,7 @@ inline void permit([[maybe_unused]] void* begin, [[maybe_unused]] size_t bytes) 
 #endif
 }
 
-/// For ThreadSanitizer: what happened before release(sign) on one fiber has happened for all that acquire(sign) later.
+/// For ThreadSanitizer: all accesses before release(sign) on one fiber precede those after a later acquire(sign) on another.
 inline void release([[maybe_unused]] char& sign) {
 #if EMULATOR_TSAN
     __tsan_release(&sign);

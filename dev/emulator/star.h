@@ -73,7 +73,7 @@ public:
         try {
             double goodbye = 0;
             sum(&goodbye, 1);
-        } catch (const Error&) {   // this rank is done, whatever happened to the others
+        } catch (const Error&) {   // this rank is done even if others failed
         }
     }
 

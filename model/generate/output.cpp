@@ -10,7 +10,7 @@
 void StreamedText::add(const Text& text) {
     const int32_t token = text.ids.back();
     const bool first = text.written() == 1;
-    if (first && tokenizer_) stream_.add(prompt_);   // only now is the checkpoint known to be sound
+    if (first && tokenizer_) stream_.add(prompt_);   // only now is the checkpoint known to be undamaged
     if (!first && !tokenizer_) stream_.add(" ");
     stream_.add(tokenizer_ ? tokenizer_->decode({&token, 1}) : std::to_string(token));
 }

@@ -141,7 +141,7 @@ inline CardMemory card_memory(GPU device) {
     return {total, total - free};
 }
 inline size_t available_memory(GPU device) { return card_memory(device).total; }
-/// In use at this time, by all programs on the card: a run allocates everything before its first step.
+/// Memory in use now, by all programs on the card: a run allocates everything before its first step.
 inline size_t peak_memory(GPU device) { return card_memory(device).used; }
 
 /// Number of ranks on this machine's most shared GPU.

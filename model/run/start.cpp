@@ -125,7 +125,7 @@ void cut_into_steps(Data& data, const Options& o, int ranks) {
 
 // ---- where weights come from
 
-// The newest sound checkpoint of --out, or none if there is no checkpoint at all; Exit::checkpoint if all are damaged. Damaged ones
+// The newest undamaged checkpoint of --out, or none if there is no checkpoint at all; Exit::checkpoint if all are damaged. Damaged ones
 // are named on stderr.
 std::optional<std::filesystem::path> find_checkpoint(const std::string& out) {
     std::vector<std::string> complaints;
@@ -148,7 +148,7 @@ std::filesystem::path given_checkpoint(const Options& o) {
     return o.checkpoint;
 }
 
-// Exit::usage if --model names another shape than that of the run being resumed.
+// Exit::usage if --model names a shape other than the resumed run's.
 void require_shape(const Origin& origin, const Config& wanted, const std::string& name) {
     const Config& c = origin.config;
     const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV &&
@@ -159,7 +159,7 @@ void require_shape(const Origin& origin, const Config& wanted, const std::string
 }
 
 // Takes only the weights of a folder with other attention, and only on request (--allow-new-tensors): the variant's own tensors, the
-// moments and the step count start afresh. Refused in the output folder of the run that the folder belongs to. `has` and `wants` are the
+// moments and the step count start from zero. Refused in the output folder of the run that the folder belongs to. `has` and `wants` are the
 // attention of the folder and of this run; `way_out` is an alternative for the message.
 void take_weights_only(Origin& origin, const std::string& has, const std::string& wants, const std::string& way_out, const Options& o,
                        bool prints) {

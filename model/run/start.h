@@ -132,7 +132,7 @@ std::optional<std::filesystem::path> chosen_checkpoint(const Options& o);
 /// and for a --qk-norm that the weights contradict. Notes and warnings appear on the rank with `prints`.
 Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool prints);
 
-// ---- what the ranks of a job must have in common
+// ---- facts that the ranks of a job must share
 
 /// The program and its options. Left out are options without effect on the mathematics (device, threads, output), and paths, whose
 /// contents are compared instead.

@@ -227,7 +227,7 @@ static std::string prompt_in(const std::string& options) {
     return prompt;
 }
 
-/// Exit::usage for an option with an empty name, such as that of an unset shell variable: the run would start from scratch, or in
+/// Exit::usage for an option with an empty name, such as an unset shell variable's: the run would start from scratch, or in
 /// another folder. Checks the command line only, because options.toml has "" for options that were not given.
 static void require_names(int argc, char** argv) {
     for (const std::string option : {"--checkpoint", "--model", "--out", "--train-data", "--eval-data", "--eval-out", "--eval-log",

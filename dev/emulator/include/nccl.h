@@ -77,7 +77,7 @@ struct Call {
 
 inline size_t size_of(ncclDataType_t type) { return type == ncclInt8 ? 1 : type == ncclFloat32 ? 4 : 8; }
 
-/// Compares this rank's call with that of rank 0.
+/// Compares this rank's call with rank 0's.
 inline void require_same_call(Star& star, const Call& mine, const Location& at) {
     Call first = mine;
     star.broadcast(&first, sizeof first, 0);
