@@ -88,7 +88,8 @@ public:
     std::vector<uint64_t> of(GPU device, const X* x) const {
         std::vector<uint64_t> sums(count_);
         if (count_ == 0) return sums;
-        launch(device, checksum_kernel<X>, Grid(unsigned(count_)), CHECKSUM_THREADS, CHECKSUM_THREADS * sizeof(uint64_t), sums_, x, pieces_);
+        launch(device, checksum_kernel<X>, Grid(unsigned(count_)), CHECKSUM_THREADS, CHECKSUM_THREADS * sizeof(uint64_t), sums_, x,
+               pieces_);
         to_host(device, sums.data(), sums_, count_);
         return sums;
     }
