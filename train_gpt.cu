@@ -89,7 +89,7 @@ bool train_step(Run<Device, X>& run, Loader& loader, int64_t step, double target
     GradientSums<Device> sums(device, *run.collectives, gpt.gradients, gpt.shards);
     const GradientsReady sum_over_ranks = [&](size_t begin, size_t end) { sums.add(begin, end); };
 
-    for (int micro = 0; micro < run.data.micro_steps; micro++, run.feed.read_on(device, loader, gpt.B, gpt.T)) {
+    for (int micro = 0; micro < run.data.micro_steps; micro++, run.feed.prefetch(device, loader, gpt.B, gpt.T)) {
         if (micro > 0 && run.stop_within_step.requested(run.ranks)) return false;
         run.ranks.at("computing gradients", step);
         const Batch batch = run.feed.next(device, loader, gpt.B, gpt.T);
@@ -188,7 +188,7 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
     for (const Mixture* mixture : {data.train.get(), data.val.get()})
         if (ranks.first() && mixture && !mixture->missing().empty()) std::cerr << "warning: " << mixture->missing() << "\n";
     Run<Device, X> run(device, variants, o, ranks, std::move(data), origin.config);
-    if (ranks.first()) print_set_up(run, threads);
+    if (ranks.first()) print_setup(run, threads);
     if (o.dry_run) return Exit::done;
     if (o.evaluate) return evaluate(run, origin);
     run.lock = std::move(lock);

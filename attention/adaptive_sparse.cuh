@@ -2,7 +2,7 @@
 //     z_ij = a_ij + log sigmoid(score_h,r(i),c(j))   j <= i, c(j) among the chosen blocks of r(i);   z_ij = a_ij in i's own block
 //     score_h,r,c: from pooled q and k before RoPE, with a RoPE of its own (blocks/block_gate.cuh), for past blocks c < r
 //     O_ih = g_ih sum_j P_ij v_j,   s_ih = sigmoid(w_h.[q_i; k_i] + b_h),   g_ih = s_ih where s_ih >= theta, else 0
-// What the source leaves open, and how it is read here:
+// Where the source is open, this file assumes:
 // - The query of a block is q of its first token (or the mean over the previous block, adaptive_sparse_query 1): with the mean over
 //   the block itself, as printed, a row's mask would depend on later tokens, and with a query for each token a tile of 64 queries
 //   would visit the union of 64 choices.
@@ -15,14 +15,13 @@
 // - Heads are switched off per token (per sequence would need future tokens), from q and k before RoPE. The gradient is exact, 0
 //   where a head is off; adaptive_sparse_ste 1 passes it through there too (gates/head_gate.cuh).
 // - The first heads are dense and have no gate of either kind. By default four, but at most half of the heads, and whole groups of
-//   heads that share keys. A head whose output is 0 is still computed: work could only be saved for tiles of 64 rows.
 // - Distillation includes the first quarter of the rows unless distil_skip (published: 0.25) is set. With distil 2 attention is
-//   dense, has no head gate, and only w_gq and w_gk are trained: the published recipe for a trained or imported model; give an
-//   imported one head_threshold -1, or its heads start out halved when the mask is switched on.
-// - The model's linear layers are divided by their spectral norms on request (--sigma-reparam, a setting of every model;
-//   model/operations/sigma_reparam.cuh); those of the gates never.
-// A document of a packed row has blocks of its own, counted from its first token (blocks/block_documents.cuh), and what the gate learns is
-// what each teaches it alone.
+//   dense, has no head gate, and only w_gq and w_gk are trained. That is the published recipe for a trained or imported model. An
+//   imported one needs head_threshold -1: otherwise its heads start out halved when the mask is switched on.
+// - --sigma-reparam (a setting of every model; model/operations/sigma_reparam.cuh) divides the model's linear layers by their
+//   spectral norms, but not those of the gates.
+// A document of a packed row has its own blocks, counted from its first token (blocks/block_documents.cuh). It trains the gate as if
+// it were alone in the row.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
 #include "attention/blocks/naive_blocks.h"

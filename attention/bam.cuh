@@ -4,9 +4,9 @@
 //     z_ij = a_ij - lambda_h (i - j + eps)^beta_h,   lambda_h = exp(scale_h),   beta_h = shape_h,   eps = 1e-5
 // The normaliser of the prior is the same for all keys of a row and cancels in the softmax. With beta = 1 this is ALiBi; with beta or
 // lambda near 0 no key is preferred. A negative beta, which training may reach, prefers distant keys.
-// Left open, and read here as in the released code (ArthurSBianchessi/BAM, models/bam.py): beta starts at 1, lambda at ALiBi's slopes,
-// 2^(-8 (h + 1) / NH); the prior's location stays 0; it is per layer and head. There the same prior can also be shared by all layers
-// (global_positional_encoding), and the softmax's scale can grow with the number of keys (SSMax); neither is here.
+// Open in the paper, and taken from the released code (ArthurSBianchessi/BAM, models/bam.py): beta starts at 1, lambda at ALiBi's slopes,
+// 2^(-8 (h + 1) / NH); the prior's location stays 0; every layer and head has its own prior. The code's options of one prior for all
+// layers (global_positional_encoding) and of SSMax, a softmax scale that grows with the number of keys, are left out.
 #pragma once
 #include <cmath>
 
@@ -39,7 +39,7 @@ struct bam : HeadScalars<bam> {
         const N d = pair.i - pair.j;
         return log_of((d < N{} ? -d : d) + Element<N>(1e-5));
     }
-    /// exp(beta log), below e^60: an infinite power would make NaN of a gradient that is 0.
+    /// exp(beta log), capped at e^60: an infinite power would turn a gradient of 0 into NaN.
     template <class N>
     static constexpr N power(N log, const Pair<N>& pair) {
         const N exponent = pair.head(1) * log, most = N{} + Element<N>(60);

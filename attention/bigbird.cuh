@@ -2,8 +2,8 @@
 // few global blocks and a few random ones. With r = block(i) and c = block(j):
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and (r - c <= floor(window / 2) or c < globals or c in random(h, r))
 // The paper's encoder is bidirectional. Its window of three blocks has one on either side, of which the left one remains here; an
-// even number counts as the next odd one. Its global rows, which see everything, see j <= i here like all others: only the first
-// blocks' own rows, which the window and the global columns already include.
+// even number counts as the next odd one. Its global rows see every token; under j <= i they see only what the window and the global
+// columns already include.
 // The source draws its random blocks from a generator. Here random(h, r) is a function of (seed, layer, head, r) alone, so that
 // forward, backward, recomputation and decoding agree: the earlier blocks [0, r) are divided into `random` parts as equal as
 // possible, and one block is drawn uniformly from each. The draws of a row are distinct; with r <= random they are all the earlier
@@ -17,7 +17,7 @@ struct bigbird : Policy {
     int before;    // blocks of the window before the row's own
     int globals;   // blocks [0, globals) are global
     int random;    // blocks drawn for every row of blocks
-    Divisor block, parts;   // by the tokens of a block; by `random`
+    Divisor block, parts;   // for division by the tokens of a block and by `random`
     uint32_t key;           // the layer's random key
 
     bigbird(const Config& config, int layer)

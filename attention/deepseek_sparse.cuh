@@ -5,26 +5,26 @@
 //     L = lambda mean over t of KL(p_t || softmax over S_t of I_t)     p_t = 1 / NH sum_h P_ht     indexer/distil_index.cuh
 // The choice has no gradient, and the indexer's input is cut off from the graph: it learns from L alone, the rest of the model from
 // the task's loss alone. The published training has two stages. --deepseek-sparse-distil 2 is the warm-up: attention is dense, L is
-// over all keys, and everything but the indexer is frozen; 1 (the default) goes on with attention and L over S_t while all is trained.
-// 0 freezes the indexer. The source warms up with a learning rate of 1e-3 and goes on with 7.3e-6; one option serves both here.
-// What the source leaves open, or this engine needs otherwise:
-// - It has multi-head latent attention: all heads of a token read one latent vector per key, so that a kernel gathers the keys of a
-//   token for all of them at once. Qwen's heads read NKV keys and values of their own. S_t is shared by all heads here too, and
-//   reaches the tiled kernel as a bit per pair. A TILE OF 64 x 64 PAIRS IS COMPUTED WHEN ANY OF ITS QUERIES CHOSE ANY OF ITS KEYS:
-//   scattered choices cost what dense attention does, and the indexer besides. What a text really visits --monitor-every says.
-// - There the indexer's queries come from the latent vector of the main queries; here, as keys and weights, from the normed input x.
-// - Its size is 64 heads of 128 for 128 heads of attention, and k 2048 in texts of 131072. Defaults here: 4 heads of 64, and as many
-//   keys as --window of the other mechanisms has, 256.
-// - RoPE, by halves as the model's, turns half of the indexer's numbers (there 64 of 128). LayerNorm's epsilon is the code's 1e-6.
-// - The code multiplies q and k by a Hadamard matrix, which changes no product, and rounds them to FP8. Here they are of the type
-//   that activations have; in bf16 near ties fall otherwise than in float32.
+// over all keys, and everything but the indexer is frozen. 1 (the default) trains everything, with attention and L over S_t. 0 freezes
+// the indexer. The source warms up with a learning rate of 1e-3 and continues with 7.3e-6; --lr serves both stages here.
+// Assumptions, and differences from the source:
+// - The source has multi-head latent attention: all heads read one latent vector per key, so its kernel gathers a token's keys once
+//   for all heads. Qwen's heads read NKV keys and values. All heads share S_t here too, and the tiled kernel reads it as one bit per
+//   pair. A TILE OF 64 x 64 PAIRS IS COMPUTED WHEN ANY OF ITS QUERIES CHOSE ANY OF ITS KEYS: scattered choices cost as much as dense
+//   attention, plus the indexer. --monitor-every reports what a text visits.
+// - The source's indexer projects its queries from the latent vector of the main queries. Here they come from the normed input x, as
+//   keys and weights do.
+// - The source's indexer has 64 heads of 128 for 128 attention heads, and k = 2048 in texts of 131072. Defaults here: 4 heads of 64,
+//   and k = 256, the default --window of other mechanisms.
+// - RoPE rotates half of an indexer head (64 of 128 in the source), in the model's rotate-half layout. LayerNorm's eps is the code's 1e-6.
+// - The code multiplies q and k by a Hadamard matrix, which changes no product, and rounds them to FP8. Here they have the activations'
+//   type; in bf16, near ties can fall otherwise than in float32.
 // - "Summed over heads and L1-normalised": with attention over S_t alone, every head's weights add up to 1, and p is their mean.
-// - KL is in nats, and of every query, the first ones with fewer than k keys too. lambda (distil_weight) is 1 in the source.
-// - The clip of the gradient's norm is of all trained tensors: the indexer's gradient takes part, and so reaches the others by a factor.
-// - Initialisation of the indexer is that of the model's matrices; LayerNorm begins at 1 and 0.
-// Documents of packed rows choose among their own keys. Kept per layer: T / 8 bytes per token, the bits, and NH T / 1024, lists of
-// tiles; with distillation the
-// gradients of the indexer's projections, as the forward pass computes them beside the loss.
+// - KL is in nats and covers every query, also the first ones with fewer than k keys. lambda (distil_weight) is 1 in the source.
+// - Gradients are clipped by the norm over all trained tensors, so the indexer's gradient can scale down the others.
+// - The indexer's matrices are initialised like the model's, LayerNorm with weight 1 and bias 0.
+// Tokens of packed documents choose among their document's keys. Kept per token and layer: T / 8 bytes of bits, NH T / 1024 of tile
+// lists; with distillation also the gradients of the indexer's projections, which the forward pass computes with the loss.
 #pragma once
 #include "attention/indexer/choose_keys.cuh"
 #include "attention/indexer/distil_index.cuh"
@@ -81,30 +81,30 @@ struct deepseek_sparse : Policy {
     }
     bool distils() const { return distil != GateTraining::off; }
 
-    /// Tests of every variant take differences over steps that reach across kinks of ReLU; tests/test_deepseek_sparse.cpp has gradients.
+    /// The common tests' difference quotients step across kinks of ReLU; tests/test_deepseek_sparse.cpp checks these gradients.
     Form form() const { return {.has_exact_gradients = !distils(), .has_teacher = distils()}; }
 
     // ---- accounting
 
-    /// The keys that a query sees at most.
+    /// Maximum number of keys that a query sees.
     int most() const { return distil == GateTraining::gate_only ? std::numeric_limits<int>::max() : top; }
 
-    /// Pairs are exact; of tiles the choice may visit all, and fewer where queries agree.
+    /// Pairs are exact. Tiles are an upper bound: queries that agree visit fewer.
     bool expects_at_most() const { return distil != GateTraining::gate_only; }
     PairCount expected_pairs(int of_heads, int T) const {
         const double all = std::min(T, most()), later = T - all, tiles = tiles_of(T);
         return {of_heads * (all * (all + 1) / 2 + later * all), of_heads * tiles * (tiles + 1) / 2};
     }
 
-    /// Of the indexer: scores of all pairs, and where it learns those of the chosen ones again, attention's scores once more, and the
-    /// products of its backward pass. A pair of attention has two products of HS numbers.
+    /// The indexer's scores of all pairs; where it learns, also its scores of the chosen pairs and attention's scores once more, and the
+    /// products of its backward pass. The unit is a pair of attention, which has two products of HS numbers.
     double further_pairs(int of_heads, int T) const {
         const double all = double(T) * (T + 1) / 2, chosen = expected_pairs(1, T).pairs, index = double(heads) * dim;
         const double learning = distils() ? chosen * (5 * index + double(of_heads) * HS) : 0;
         return (all * index + learning) / (2 * HS);
     }
 
-    /// Besides keys and values the indexer's key, shared by all heads.
+    /// Keys, values, and the indexer's key, which all heads share.
     double cached_keys(int T) const { return T * (1 + double(dim) / (2.0 * HS * NKV)); }
 
     // ---- memory
@@ -134,7 +134,7 @@ struct deepseek_sparse : Policy {
         BumpAllocator allocator;
         Index<X> index;
         int* touched;                                              // (B, tiles, tiles)
-        Wide<X>*pairs, *lse, *divergences, *of_tokens, *dqk, *dw;   // as IndexPiece, ChosenKeys and IndexDistillation have them
+        Wide<X>*pairs, *lse, *divergences, *of_tokens, *dqk, *dw;   // laid out as in IndexPiece, ChosenKeys and IndexDistillation
 
         ForwardScratch(const deepseek_sparse& p, std::byte* memory, const LayerShape& s)
             : allocator(memory), index(allocator, p.index_shape(s)) {

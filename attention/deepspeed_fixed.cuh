@@ -5,7 +5,7 @@
 //     c is global  if  L - (p + 1) G <= c mod L < L - p G
 // A query sees its own chunk up to itself, and G blocks of every earlier chunk: the last G (p = 0), visible from their own rows on.
 // With a different layout per head, head h has p = h mod (L / G), so that the heads together see every block of the past; the
-// source has another option for the number of such patterns, here it is always the maximum. G must divide L, as in the source.
+// source has an option for the number of such patterns; here it is the maximum. G must divide L, as in the source.
 // Blocks are 64 tokens, the kernel's tile; the source's are 16. The source's layout has whole blocks, with G > 1 some above the
 // diagonal, and moves the global blocks of a short last chunk; under j <= i neither makes a difference.
 #pragma once
@@ -47,7 +47,7 @@ struct deepspeed_fixed : Policy {
         return chunks.visible(first, first + globals * block, i, j);
     }
 
-    /// With a layout per head, heads between them see all of a chunk.
+    /// With a layout per head, the heads together see all of a chunk.
     constexpr KeptChunks kept_keys() const { return chunks.kept_keys(seen_later()); }
 
     template <class X>
@@ -63,7 +63,7 @@ struct deepspeed_fixed : Policy {
     }
 
 private:
-    /// Tokens at the end of a chunk, some head's.
+    /// Tokens at the end of a chunk that at least one head sees from later chunks.
     constexpr int seen_later() const { return patterns.divisor() * globals * block; }
     /// The first token of a chunk's global blocks, counted from the chunk's start.
     constexpr int first_global(int h) const {

@@ -1,26 +1,26 @@
-// Forgetting Transformer, FoX (Lin et al. 2025, arXiv 2503.02130; code zhixuan-lin/forgetting-transformer): each token says how much
-// every head forgets of what came before it.
+// Forgetting Transformer, FoX (Lin et al. 2025, arXiv 2503.02130; code zhixuan-lin/forgetting-transformer): a forget gate per token and
+// head, which decays earlier keys.
 //     z_ij = q_i.k_j / sqrt(HS) + sum_{l = j+1..i} log f_l,   j <= i          f_t = sigmoid(w_f x_t + b_f) in (0, 1)^NH
 // with x the block's normed input. With c_t = sum_{l <= t} log f_l, z_ij = a_ij + c_i - c_j: a feature of the row and one of the key.
-// How it is read here, and what is left out:
-// - No RoPE, as the paper and its released configurations have it for FoX (LLaMA) and FoX (Pro): the gates tell near from far.
-//   --forgetting-rope 1 keeps RoPE, which the code offers as an option.
-// - b_f starts at 0, w_f as other projections, as in the code: a gate of 1/2, which forgets fast until training opens it. The paper's
-//   initialisation by a shortest and a longest time of decay is that of its ablations whose gates do not depend on the data.
-// - Of FoX (Pro) the output gate, the output norm and the shift of keys and values by a token are left out; QK-norm is the model's.
-// - The released code has as many key heads as query heads; with fewer, every query head has a gate of its own all the same.
-// - Skipping what has been forgotten (arXiv 2504.06949) is left out: every pair is computed.
-// Digits: c grows with the text (to -22713 at token 32768 with the gates of the start, where float32 knows 1/512), but only small
-// differences matter. So sums are in double, and c is handed on in two parts, c = high + low: high rounded to float32, low the rest.
-// The difference of two such high parts is off by half a unit of its own last place, not of theirs: near pairs lose nothing.
-// In the gradient of c_t both sides count, sum_j dz_tj - sum_i dz_it. The first is 0 but for rounding, and that rounding is in the
-// second, too: only together do the pairs between two tokens after l cancel in the sum over all t >= l, which is d log f_l.
+// Assumptions and omissions:
+// - No RoPE, as in the paper's and the code's configurations of FoX (LLaMA) and FoX (Pro): the gates distinguish near from far.
+//   --forgetting-rope 1 keeps RoPE, an option of the code.
+// - As in the code, b_f starts at 0 and w_f like other projections: gates start at 1/2 and forget fast until training opens them. The
+//   paper initialises by a shortest and a longest decay time only in ablations whose gates do not depend on the data.
+// - FoX (Pro)'s output gate, output norm and shift of keys and values by one token are left out. QK-norm is the model's.
+// - The released code has one key head per query head. With fewer, every query head still has its own gate.
+// - Skipping forgotten pairs (arXiv 2504.06949) is left out: every pair is computed.
+// Precision: c grows with the text (with the initial gates to -22713 at token 32768, where float32 resolves 1/512), but only small
+// differences matter. Sums are therefore in double, and c is passed in two parts: high, c rounded to float32, and low, the rest.
+// The difference of two high parts is rounded to its own last place, not to theirs: near pairs lose nothing.
+// The gradient of c_t is sum_j dz_tj - sum_i dz_it. The first sum is 0 up to rounding, but the second contains the same rounding. In
+// d log f_l, the sum over all t >= l, the pairs between two tokens after l cancel only if both are kept.
 #pragma once
 #include "attention/gates/token_linear.cuh"
 #include "attention/kernel/layer.h"
 #include "attention/scores/running_sum.cuh"
 
-/// From the gates' logits u (B, T, NH) to c as features of rows and columns.
+/// Computes c, as features of rows and columns, from the gates' logits u (B, T, NH).
 template <class X>
 struct ForgetForward {
     const Wide<X>* u;
@@ -37,7 +37,7 @@ struct ForgetForward {
     }
 };
 
-/// From the gradients of c to du = (1 - f) d log f. Element n belongs to token T - 1 - n.
+/// Computes du = (1 - f) d log f from the gradients of c. Element n belongs to token T - 1 - n.
 template <class X>
 struct ForgetBackward {
     Wide<X>* du;
@@ -75,7 +75,7 @@ struct forgetting : Policy {
 
     Form form() const { return {.rotates = with_rope}; }
 
-    // ---- score: c of the row and of the key, in two parts each; the gradients of both parts are the same, and go to the first
+    // ---- score: c of the row and of the key, in two parts each, whose gradients are equal and go to the first
 
     constexpr Features features() const { return {.row = 2, .column = 2, .token = NH}; }
 

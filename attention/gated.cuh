@@ -1,13 +1,13 @@
-// Gated attention (Qiu et al. 2025, arXiv 2505.06708; code qiuzh20/gated_attention; in Qwen3-Next): a sigmoid gate on what attention
-// found, before the output projection.
+// Gated attention (Qiu et al. 2025, arXiv 2505.06708; code qiuzh20/gated_attention; in Qwen3-Next): a sigmoid gate on each head's
+// output, before the output projection.
 //     O'_t = O_t * sigmoid(w_theta x_t),   x the block's normed input, * element by element
 //     --gated-form 1: a gate for every element of every head, w_theta (NH*HS, C)
 //     --gated-form 0: one for each head, w_theta (NH, C)
-// The paper compares five places; this is the first (G1), behind softmax times V, its best, and best with a gate per element (its
-// table 1: perplexity 5.761, per head 5.792, without 6.026), which is the default here.
-// How it is read here:
-// - No bias, and w_theta starts like other projections, so that gates begin near 1/2. The released code has the rows of w_theta
-//   between those of the query projection, group by group of query heads; here they are a tensor of their own.
+// The paper compares five places. This is the first (G1, after softmax times V), its best. A gate per element, the default here, is best
+// in its table 1 (perplexity 5.761, per head 5.792, without 6.026).
+// Assumptions:
+// - No bias, and w_theta starts like other projections, so that gates begin near 1/2. The released code interleaves the rows of
+//   w_theta with those of the query projection, by groups of query heads; here w_theta is a tensor of its own.
 // - Form 0 is the gate of dsa_no_window.cuh without its bias. The code shares the gate's parts.
 // - A monitor shows the gate of each head: in form 1 the mean over its elements.
 #pragma once
@@ -61,7 +61,7 @@ struct gated : Policy {
     static constexpr const char* name = "gated";
     // Own passes, as the kernel's gate has one number per head.
     static constexpr Traits traits{.own_passes = true, .reads_x = true, .gates_output = true};
-    bool each;      // element has a gate, rather than each head
+    bool each;      // whether each element has a gate, rather than each head
     Slot w_theta;   // (NH*HS, C) or (NH, C)
     int NH, HS, C;
 
@@ -79,7 +79,7 @@ struct gated : Policy {
 
     // ---- the layer: one call of the kernel, then the gates
 
-    /// Of form 1: logits (B, T, NH*HS).
+    /// Logits (B, T, NH*HS) of form 1.
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
         return each ? size_t(s.B) * s.T * NH * HS * sizeof(X) : 0;
@@ -148,7 +148,7 @@ struct gated : Policy {
     }
 
 private:
-    /// For the kernel: causal attention.
+    /// The kernel's policy: causal attention.
     const Policy& plain() const { return *this; }
 
     template <class X>
@@ -156,7 +156,7 @@ private:
         return {in.x, weights + w_theta.offset, nullptr, in.B * in.T, C, NH};
     }
 
-    /// From dout, of the gated output, to that of O in scratch.dout, and to those of x and w_theta: form 0, form 1.
+    /// Computes the gradients of O (scratch.dout), x and w_theta from `dout`, the gradient of the gated output: form 0, form 1.
     template <class Device, class X>
     void heads_backward(Device device, const BackwardScratch<X>& scratch, const LayerInputs<X>& in, const X* weights,
                         const LayerState<X>& state, const X* dout, ScoreInputGradients<X>& more) const {

@@ -5,7 +5,7 @@
 //     out_i = sum_j P_ij v_j   over the keys j <= i of the first block, the `local` last ones up to its own, and the `top - 1` others
 //                              with the greatest s
 // The choice has no gradient. It is one per token and key/value head; ties go to earlier blocks.
-// As there are no tensors, a checkpoint of train_causal goes on in train_infllm_v2 and back: the paper's switch from short to long texts.
+// As there are no tensors, train_causal's checkpoints continue in train_infllm_v2 and back: the paper's switch from short to long texts.
 // Rows below 64 (top_k + local) see everything.
 // Assumptions: q and k are after RoPE, as in the code. The softmax over c is exact; the code takes its denominator from coarser means
 // (4 l, 4 d) to save a pass. The code runs texts below dense_len (8192) dense; a row would then depend on the length of its text, and that
@@ -70,12 +70,12 @@ struct infllm_v2 : Policy {
     CompressShape compressed(const LayerShape& s, const Documents& documents = {}) const {
         return {s.B, s.T, s.NKV, s.HS, s.HS, grid, documents};
     }
-    /// Compressed keys of packed documents have positions, those of their first tokens.
+    /// Compressed keys of packed documents are at the positions of their first tokens.
     CompressedMask mask(const Documents& documents = {}) const { return {*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}; }
 
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top - 1, heads, T); }
 
-    /// Every visible compressed key takes three products: two of the attention whose denominator is used, one of the choice.
+    /// Every visible compressed key takes three products: two for the denominator of its softmax, one for the choice.
     double further_pairs(int heads, int T) const {
         return forced_blocks().candidates(T) < top ? 0 : 1.5 * heads * T / 2 * (double(T) / grid.d);
     }
@@ -92,7 +92,7 @@ struct infllm_v2 : Policy {
     struct Scratch {
         BumpAllocator allocator;
         X *means, *out;       // (B, R, NKV, HS); (B, T, NH, HS), not read
-        Wide<X>*lse, *scores;   // (B, NH, T); of blocks, while they are chosen
+        Wide<X>*lse, *scores;   // (B, NH, T); scores of blocks during the choice
         int* positions;       // (B, NH, R) of the compressed keys of packed documents
         TokenBlocks<Device, X> blocks;
         Scratch(Device device, const infllm_v2& a, std::byte* memory, const LayerShape& s)

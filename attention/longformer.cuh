@@ -1,7 +1,7 @@
 // Longformer (Beltagy, Peters and Cohan 2020, arXiv 2004.05150): a window, and a few global tokens that see and are seen by all.
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and (i - j <= left or j is global or i is global)
 // The paper leaves the choice of global tokens to the task and uses none in its language models. Here they are the first g tokens:
-// the set must depend on positions alone, or a row would depend on what comes after it. Under the causal mask a global row i < g
+// the set must depend on positions alone, or a row would depend on later tokens. Under the causal mask a global row i < g
 // sees keys j <= i < g only, which are global themselves: global rows are dense without a rule of their own.
 // Left out: the separate projections Wq_g, Wk_g and Wv_g for global rows. They need a second pass with other queries, keys and
 // values, for the g rows that in a causal model have the shortest past; here all rows share the projections, and the pattern is

@@ -7,13 +7,13 @@
 //     z_ij = q_i.k_j / sqrt(HS) + log(number of branches that have the pair)
 // The paper gives alpha's formula, but not whether gradients pass through it; here they do, and --longnet-detach 1 is the released
 // code, which treats alpha as a constant: then dz_ij = sum_n alpha_n P^n_ij (<dout_i, v_j> - <dout_i, out^n_i>).
-// The released code gives consecutive groups of NH / r_n heads the same offset, where here neighbours differ; with two branches that is
-// another order of heads, and with more no order makes them equal.
+// The released code gives consecutive groups of NH / r_n heads the same offset; here neighbouring heads differ. With two branches that is
+// another order of heads; with more, no order makes them equal.
 // A branch's rows are the tokens that it keeps (merged branches, branches/branches.cuh): it is dense causal attention in segments
 // of w rows, whatever r_n, and costs 1 / r_n of the first. In text order nearly every tile would have a pair.
-// Documents of a packed row have segments and kept tokens of their own, counted from their first tokens. How many rows a branch then has
-// the data decide, while memory and launches are planned: all branches are computed in text order, and a document costs N times
-// what dense attention does, up to the longest segment.
+// Documents of a packed row have their own segments and kept tokens, counted from their first tokens. The number of a branch's rows then
+// depends on the data, while memory and launches are planned. All branches are therefore computed in text order, and up to the longest
+// segment a document costs N times as much as dense attention.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/masks/pattern.h"
@@ -52,7 +52,7 @@ struct SegmentBranch : Policy {
     }
 };
 
-/// The same branch in the order of a text: pairs of tokens that it keeps in one segment. `rows` has no end.
+/// The same branch in text order: pairs of kept tokens within a segment. `rows` is unbounded.
 struct BranchInText : Policy {
     static constexpr Traits traits{.long_visible = true};
     SegmentBranch branch;
@@ -88,15 +88,15 @@ struct longnet : Policy {
                  "number of branches, N, each with longer and thinner segments"},
                 {"--longnet-detach", "longnet_detach", 0, 0, 1, WHOLE, "gradient through the branches' weights: 1 detached, 0 kept"}};
     }
-    /// With constant weights backward() computes what the released code trains with, which is not the derivative of the loss.
+    /// With constant weights backward() computes the released code's gradient, which is not the derivative of the loss.
     Form form() const { return {.has_exact_gradients = !detach}; }
 
     // ---- the union of all branches in text order: for pictures and tests, and branch by branch for decoding
 
-    static constexpr int FOR_EVER = 1 << 30;   // length of an unbounded text
+    static constexpr int UNBOUNDED = 1 << 30;   // length of a text without an end
     SegmentBranch branch(int n, int T) const { return {DilatedRows(T, n), segment}; }
     /// The rows of all branches but the first.
-    std::vector<DilatedRows> thinned(int T) const {
+    std::vector<DilatedRows> dilated_rows(int T) const {
         std::vector<DilatedRows> rows;
         for (int n = 1; n < branches; n++) rows.push_back(DilatedRows(T, n));
         return rows;
@@ -104,7 +104,7 @@ struct longnet : Policy {
     /// The same with documents, in text order.
     std::vector<RowsInOrder> all_tokens(int T) const { return std::vector<RowsInOrder>(branches - 1, RowsInOrder{T}); }
 
-    BranchInText in_text(int n) const { return BranchInText(branch(n, FOR_EVER)); }
+    BranchInText in_text(int n) const { return BranchInText(branch(n, UNBOUNDED)); }
 
     bool visible(int h, int i, int j) const {
         for (int n = 0; n < branches && j <= i; n++)
@@ -124,14 +124,14 @@ struct longnet : Policy {
     /// A row sees no further back than the longest segment that it can be in.
     constexpr KeptKeys kept_keys() const {
         const int64_t longest = int64_t(segment.divisor()) << (branches - 1);
-        return {0, longest < FOR_EVER ? int(longest) : FOR_EVER};
+        return {0, longest < UNBOUNDED ? int(longest) : UNBOUNDED};
     }
 
-    /// How many of the first T keys a row from T - 1 on sees in a segment that has not ended, per key/value head.
+    /// Number of the first T keys, per key/value head, that rows from T - 1 on see in unfinished segments.
     double cached_keys(int T) const {
         auto needed = [&](int h, int j) {
             for (int n = 0; n < branches; n++) {
-                const DilatedRows rows(FOR_EVER, n);
+                const DilatedRows rows(UNBOUNDED, n);
                 const int key = rows.row(0, h, j), next = rows.rows_before(h, T - 1);
                 if (key >= 0 && segment.quotient(key) == segment.quotient(next)) return true;
             }
@@ -147,7 +147,7 @@ struct longnet : Policy {
         return double(keys) / NKV;
     }
 
-    /// What the kernels actually visit: a pair once per branch that has it.
+    /// The kernels visit a pair once per branch that has it.
     PairCount expected_pairs(int heads, int T) const {
         PairCount all;
         for (int n = 0; n < branches; n++) {
@@ -180,7 +180,7 @@ struct longnet : Policy {
 
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max({ForwardScratch<X, Device>(nullptr, nullptr, s, thinned(s.T)).allocator.bytes(),
+        return std::max({ForwardScratch<X, Device>(nullptr, nullptr, s, dilated_rows(s.T)).allocator.bytes(),
                          ForwardScratch<X, Device, RowsInOrder>(nullptr, nullptr, s, all_tokens(s.T)).allocator.bytes(),
                          BackwardScratch<X, Device>(device, *this, nullptr, s, DilatedRows(s.T, 1)).allocator.bytes(),
                          BackwardScratch<X, Device, RowsInOrder>(device, *this, nullptr, s, {s.T}).allocator.bytes()});
@@ -190,7 +190,7 @@ struct longnet : Policy {
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         if (in.documents) return forward_in_text(device, in, state, workspace, statistics);
-        auto all = ForwardScratch<X, Device>(workspace, state.out, in, thinned(in.T)).branches;
+        auto all = ForwardScratch<X, Device>(workspace, state.out, in, dilated_rows(in.T)).branches;
         all.begin(device, branch(0, in.T), DilatedRows(in.T, 0), in, state, statistics);   // branch 1 keeps every token
         for (int n = 1; n < branches; n++) {
             const DilatedRows rows(in.T, n);
@@ -226,7 +226,7 @@ struct longnet : Policy {
     }
 
 private:
-    /// Overwrites the gradients with those of branch 1.
+    /// Overwrites the gradients with branch 1's.
     template <class Device, class X, class Scratch>
     void first_backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                         const QkvGradients<X>& to, ScoreInputGradients<X>& more, const Scratch& memory) const {

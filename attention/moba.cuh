@@ -39,7 +39,7 @@ struct moba : Policy {
 
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top - 1, heads, T); }
 
-    /// Beside keys and values, the mean of the keys of every past block: half of a key/value pair.
+    /// Keys, values, and the mean key of every past block, which is half of a key/value pair.
     double cached_keys(int T) const { return T + 0.5 * ((T - 1) / block); }
 
     // ---- memory

@@ -1,24 +1,23 @@
 // Mixture-of-Head attention (Jin et al. 2024, arXiv 2410.11842, equations 4 to 8): some heads are always on, each token chooses K
-// of the others, and weights say how much of each joins the output.
+// of the others, and a weight scales each head's output.
 //     O'_th = g_th O_th;  p_s = softmax(W_s x_t), p_r = softmax(W_r x_t), (a_s, a_r) = softmax(W_h x_t), x the block's normed input
 //     g_th = 2 a_s NS p_s,h                                  for the NS shared heads, the first ones
 //     g_th = 2 a_r K p_r,h / (sum of the chosen p_r)         for the K routed heads with the largest p_r, 0 for the others
 //     loss += balance NR sum_h P_h f_h averaged over layers,   P_h = mean_t p_r,h,   f_h = the share of tokens that choose h, a
 //                                                            constant in the gradient
 // This is what the released code computes: gates with a mean of 1. The paper prints the same without the factors 2, NS, K and NR
-// and without the division, so that the gates of all heads sum to at most 1 (--moh-printed 1). Left open, and read here: P and f
-// are taken over the tokens of one sequence, so that the loss does not depend on how a step is split into micro-batches; of two
-// equal p_r the earlier head wins. The choice itself has no gradient. The form without a router, which the authors' code has for
-// already trained models (a head's score is the length of its query), is left out. All keys and values are needed. Skipping a head
-// for a token would save that head's row of scores only if every head had its own rows, which is not so here: with half of the
-// heads on, every tile of 64 tokens has rows.
+// and without the division, so that the gates of all heads sum to at most 1 (--moh-printed 1). Assumptions: P and f are over the
+// tokens of one sequence, so that the loss does not depend on how a step is split into micro-batches; of two equal p_r the earlier
+// head wins. The choice has no gradient. The authors' form without a router for already trained models (a head's score is the norm
+// of its query) is left out. All keys and values are needed, and no time is saved: with half of the heads on, every head has rows
+// in every tile of 64 tokens.
 #pragma once
 #include <algorithm>
 
 #include "attention/gates/token_linear.cuh"
 #include "attention/kernel/layer.h"
 
-/// From the logits u (NS + NR + 2) of one token to gates (NS + NR), and the gradients. W is float or double.
+/// The gates (NS + NR) of one token from its logits u (NS + NR + 2), and the gradients. W is float or double.
 struct MohGates {
     int shared, routed, active;   // NS, NR, K
     bool printed;
@@ -47,8 +46,8 @@ struct MohGates {
         return rank < active;
     }
 
-    /// The routed heads' softmax over all of them, whose shares the printed form uses, and the sum of the chosen heads'
-    /// exponentials, with which the released form is a softmax over those alone.
+    /// The softmax over all routed heads, whose shares the printed form uses, and the sum of the chosen heads' exponentials, which
+    /// normalises the released form.
     template <class W>
     struct Routing {
         Softmax<W> all;
@@ -166,7 +165,7 @@ __global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W*
 
 #endif
 
-/// For the kernel: causal attention with an output gate.
+/// The kernel's policy: causal attention with an output gate.
 struct MohHeads : Policy {
     explicit MohHeads(const Policy& p) : Policy(p) {}
     static constexpr Traits traits{.gates_output = true};

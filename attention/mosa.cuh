@@ -4,15 +4,15 @@
 //     O'_th = r_th sum_{j in S_h, j <= t} P_tj v_j   for t in S_h,   0 for the others;   P the softmax of q_t.k_j / sqrt(HS) over
 //     those j
 // The paper uses expert choice: the T / rho tokens of the whole sequence with the largest r. WHETHER A TOKEN IS CHOSEN THEN DEPENDS
-// ON THE TOKENS AFTER IT: training sees the future, and so do the paper's perplexities (as its section 5 says). It is here as
-// --mosa-choice 1, for comparison; what it trains cannot be used to generate text.
+// ON THE TOKENS AFTER IT: training sees the future, and so do the paper's perplexities (as its section 5 says). --mosa-choice 1 is
+// this form, for comparison; a model trained with it cannot generate text.
 // The default is a threshold, which each token meets or not on its own: r_th > tau_h. tau_h follows the data so that one token in
 // rho is chosen: it moves by rate (share chosen - 1 / rho) per step (Robbins and Monro's estimate of a quantile) and is not part of
-// the loss. The first token of a sequence is always chosen, so that no head is empty. Left open, and read here: queries, keys and
-// values come from the model's projections, with keys shared in groups as everywhere, instead of matrices per head; RoPE uses the
-// token's position in the text. The choice has no gradient; the router learns through r. A chosen row costs at most T / rho keys: a
-// head's rows are its chosen tokens, so that tiles without any are never visited. The released code (piotrpiekos/MoSA) rotates half of
-// each head and takes any tokens unless told rotate_fraction and include_first.
+// the loss. The first token of a sequence is always chosen, so that no head is empty. Assumptions: queries, keys and values come
+// from the model's projections, with keys shared in groups as everywhere, instead of matrices per head; RoPE uses the token's position
+// in the text. The choice has no gradient; the router learns through r. A chosen row costs at most T / rho keys: a head's rows are its
+// chosen tokens, so that tiles without any are never visited. The released code (piotrpiekos/MoSA) rotates half of each head and does
+// not force the first token, unless rotate_fraction and include_first are set.
 // A document of a packed row has its first token chosen too; thresholds follow the share of all tokens.
 #pragma once
 #include <algorithm>

@@ -5,10 +5,10 @@
 //     win  the keys i - w .. i
 //     out_i = sum_c g_c,i out_c,i,   g = sigmoid(Wg x_i), one per branch, head and token
 // The choice of blocks has no gradient: its inputs are trained because cmp uses them too.
-// Every token chooses, as in the paper; its kernel takes one token's query heads at a time, and wants 16 or more that share keys. Here
+// Every token chooses, as in the paper, whose kernel takes one token's query heads at a time and needs 16 or more that share keys. Here
 // rows of queries are gathered by the block that they chose, however few heads there are (nsa/selection.cuh). --nsa-choice 1 is our
 // own, cheaper form: the 64 queries of a tile share their first token's choice.
-// The paper leaves open, and this file reads:
+// The paper leaves open, and this file assumes:
 //   - phi: one hidden layer of HS units, GELU in its tanh form, no bias at the output.
 //   - Positions: cmp takes q and k before RoPE; pe encodes positions within a block, and the block's own position is not encoded.
 //     (phi could not undo the rotation of rotated keys.) slc and win take q and k after RoPE.
@@ -17,9 +17,8 @@
 //   - --window N reaches N keys back and includes the query's own: the paper's w = 512 keys are the default 511 here.
 //   - A query that sees no complete block gets 0 from cmp. A sequence may be shorter than l.
 // flash-linear-attention's form of nsa compresses by a mean; its choice, given these compressed keys, and its branches agree (README.md).
-// Documents of packed rows: all blocks are those of a document, counted from its first token (blocks/document_blocks.h). For that
-// compressed blocks have to reach as far as the next one begins (l >= d), and every token has to choose, as tiles of 64 queries are those
-// of the row.
+// Documents of packed rows: all blocks are a document's, counted from its first token (blocks/document_blocks.h). This requires
+// l >= d, so that compressed blocks leave no gap, and a choice per token, because tiles of 64 queries belong to the row.
 // state.lse is slc's; a monitor sees the statistics and the gate of each branch.
 // Kept per token and layer, in elements: 3 NH HS outputs, 4 NKV HS projections, 4 NKV HS / d compressed keys, values and hidden
 // units; in float32 5 NH gates and log-sum-exps; n - 3 integers for each of NKV heads, the choice.
@@ -88,7 +87,7 @@ struct nsa : Policy {
 
     // ---- arguments of the three calls
 
-    /// Compressed keys of packed documents have positions, those of their first tokens.
+    /// Compressed keys of packed documents are at the positions of their first tokens.
     NsaBranch branch(int which, const Documents& documents = {}) const {
         if (which == CMP) return {{*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}};
         return {{*this, 1, 0, left}};
@@ -116,7 +115,7 @@ struct nsa : Policy {
     Heads<X> projected(X* all, int part) const {
         return {all + part * kv(), 4 * kv()};
     }
-    /// What phi compresses.
+    /// The inputs of phi.
     template <class X>
     Heads<const X> keys(const LayerInputs<X>& in, const NsaKept<X>& kept) const {
         return shared ? Heads<const X>{in.k_pre, in.qk_row} : projected<const X>(kept.projected, 0);
@@ -165,7 +164,7 @@ struct nsa : Policy {
         gated_sum(device, state.out, kept.branches, size_t(in.B) * in.T * NH, HS);
     }
 
-    /// Keys and values of cmp and slc, where they have their own, and the gates; `logits` (B, T, 3, NH) is memory. Keys of slc are
+    /// Keys and values of cmp and slc, where they have their own, and the gates; `logits` (B, T, 3, NH) is scratch memory. Keys of slc are
     /// rotated to `position`.
     template <class Device, class X>
     void project(Device device, const LayerInputs<X>& in, const X* weights, const NsaKept<X>& kept, X* logits,
@@ -259,8 +258,8 @@ struct nsa : Policy {
         return double(T) + window + grid.complete(T) + open;
     }
 
-    /// For the picture of the mask: whether in the last forward() query i of head h, in the first sequence, read key j itself, in
-    /// slc or win. cmp sees complete blocks as compressed keys.
+    /// For the picture of the mask: whether query i of head h, in the first sequence, read key j in slc or win in the last forward().
+    /// cmp sees complete blocks as compressed keys.
     template <class X>
     bool sees(const LayerInputs<X>& in, const LayerState<X>& state, int h, int i, int j) const {
         const int* chosen = kept_in(state, in).choice + selection.choice(in).of_token(0, h / (NH / NKV), i / selection.every);
@@ -312,7 +311,7 @@ private:
                           blocks(in, in.documents), work.compress, write_v);
     }
 
-    /// From the gradient of `rows` projections of x to those of their weights and of x.
+    /// Computes the gradients of x and of the weights from the gradient of `rows` projections of x.
     template <class Device, class X>
     void projection_backward(Device device, const X* dout, const Slot& weight, int rows, const LayerInputs<X>& in, const X* weights,
                              ScoreInputGradients<X>& more) const {

@@ -4,8 +4,8 @@
 //     prior_h(j | i) ~ exp(-lambda_h (i - j))
 //     z_ij = sigma_h a_ij - lambda_h (i - j),   a_ij = q_i.k_j / sqrt(HS),   j <= i
 //     sigma_h = softplus(scale_h),   lambda_h = softplus(rho_h)
-// The prior's normaliser is the same for all keys of a row and cancels in the softmax. So
-// this is ALiBi with learned slopes and a learned temperature.
+// The prior's normaliser is the same for all keys of a row and cancels in the softmax, so this is ALiBi with learned slopes and a
+// learned temperature.
 // The abstract leaves open, and this file assumes: RoPE is kept; sigma starts at 1 and lambda as ALiBi's slopes, 2^(-8 (h + 1) / NH).
 #pragma once
 #include <cmath>

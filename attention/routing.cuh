@@ -7,18 +7,18 @@
 // centroid takes the T / K tokens (rounded down, at least one) of the whole sequence with the largest mu_hc . n_t / |mu_hc|, ties
 // going to earlier ones: the first layer has many ties, since a token's n depends on the token alone there. A token in several
 // clusters gets the plain average of its outputs in each, a token in none gets 0.
-// WHETHER A TOKEN IS IN A CLUSTER THEN DEPENDS ON THE TOKENS AFTER IT: training sees the future. It is here as
-// --routing-balanced 1, for comparison; what it trains cannot be used to generate text.
+// WHETHER A TOKEN IS IN A CLUSTER THEN DEPENDS ON THE TOKENS AFTER IT: training sees the future. --routing-balanced 1 is this form,
+// for comparison; a model trained with it cannot generate text.
 // Centroids follow their members instead of the loss: mu moves by rate K / tokens times the sum over members of (r - mu), r = n /
 // |n|, which for clusters of equal size is the paper's moving average with decay 1 - rate = 0.999. A centroid without members does
 // not move. One implementation (lucidrains) also normalises mu after every step, while here only the choice divides by |mu|: a
 // centroid whose members disagree is shorter and turns faster. It also pulls tokens to their centroid by a small loss (commitment,
 // 1e-4), which is absent here; its shared keys are unit vectors, so that its scores are ours / sqrt(HS); and it adds 1e-5 to the
-// number of clusters that it averages over. Left open, and read here: routed heads see no positions (the local heads do); values
-// are shared in groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by
-// cluster, so that tiles of two different clusters are never visited.
-// A document of a packed row has groups of its own, its tokens in each cluster, the first of which sees itself alone; centroids are
-// those of all documents.
+// number of clusters that it averages over. Assumptions: routed heads see no positions (the local heads do); values are shared in
+// groups as everywhere; routed heads do not use their group's keys. The choice has no gradient. Rows are sorted by cluster, so that
+// tiles of two different clusters are never visited.
+// In a packed row the tokens of one document in a cluster are a group, whose first token sees itself alone. All documents share the
+// centroids.
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/branches/repeated_rows.cuh"
@@ -26,7 +26,7 @@
 #include "attention/masks/clusters.cuh"
 #include "attention/scores/each_element.cuh"
 
-/// Judges rows by the positions of ClusterRows, of groups of up to R rows.
+/// The mask over rows, by the positions of ClusterRows. Groups have up to R rows.
 struct ClusterPolicy : Policy {
     int local, left, R;
     ClusterPolicy(int local_, int left_, int R_) : Policy(Config{}, 0), local(local_), left(std::min(left_, R_)), R(R_) {}
@@ -69,7 +69,7 @@ struct routing : Policy {
     static std::vector<Setting> settings() {
         return {
             {"--window", "attention_window", 256, 0, 1e9, WHOLE, "left reach of local heads in tokens: query i sees keys i-N..i", true},
-            {"--routing-clusters", "routing_clusters", 32, 1, 4096, WHOLE, "clusters of each routed head; about the root of T",
+            {"--routing-clusters", "routing_clusters", 32, 1, 4096, WHOLE, "clusters of each routed head; about the square root of T",
              true},
             {"--routing-local-heads", "routing_local_heads", -1, -1, 1e6, WHOLE,
              "number of leading heads that are local, with a window; -1: half of them"},
@@ -257,7 +257,7 @@ private:
         link_rows(device, kept.rows, s.B, balanced ? s.size : s.rows());
         if (!in.documents) return;
         if (!DivideByDocument::fits(s))
-            fail(Exit::usage, "--seq-len ", s.T, " is too long for routing with --document-mask 1, which takes rows of up to about 46,000 "
+            fail(Exit::usage, "--seq-len ", s.T, " is too long for routing with --document-mask 1, which supports up to about 46,000 "
                  "tokens; lower it");
         each_element(device, size_t(s.B) * s.NH, s.rows(), DivideByDocument{kept.sorted, s, in.documents});
     }

@@ -7,19 +7,19 @@
 // is frozen; the checkpoint then runs sparse with seer_distil 0. From scratch (the default, 1) both are trained at once: attention
 // is sparse, in training as in evaluation and generation, and an additional dense forward pass teaches the gate, at the cost of
 // dense attention's forward pass; once the gate is good enough, continue with 0.
-// What the source leaves open, or this engine needs otherwise:
+// Assumptions, and differences from the source:
 // - The published gate query is the mean over the block itself (query 2). A ROW'S MASK THEN DEPENDS ON TOKENS AFTER IT. It is
 //   trained only while attention is dense (distil 2), and used sparse only on a complete text, such as a prompt. By default the
 //   first token of the block represents it; 1 is the mean of the previous block. A gate query for each token, as in the source's
 //   later form for decoding, is left out: a tile of 64 queries would visit the union of 64 choices.
-// - --seer-query 3 is no part of the source: the pooled dense map chooses by itself, what a gate that matched its teacher exactly would
-//   choose, at the cost of dense attention. It is for --evaluate.
+// - --seer-query 3 is not in the source: the pooled dense map selects in place of a gate, as a gate would that matched its teacher
+//   exactly. It costs as much as dense attention and is for --evaluate.
 // - A block's own keys have no score and are always visited; teacher and student are over past blocks only.
 // - top_k past blocks, or a threshold on the shares (published: 5e-4 to 5e-3).
 // - The published loss skips the first quarter of the rows (distil_skip 0.25) and is a mean over all entries of the map, about 1/N
 //   of the mean over rows used here: learning rates differ by that factor.
-// A document of a packed row has blocks of its own, counted from its first token (blocks/block_documents.cuh), and what the gate learns is
-// what each teaches it alone. Forms that look ahead do not keep documents apart.
+// A document of a packed row has its own blocks, counted from its first token (blocks/block_documents.cuh). It trains the gate as if
+// it were alone in the row. Forms that look ahead do not keep documents apart.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
 #include "attention/blocks/naive_blocks.h"

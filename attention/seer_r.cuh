@@ -7,9 +7,9 @@
 // from the graph: Wq and Wk learn from L alone, the rest of the model from the task's loss alone.
 // The source trains the gate alone, after the model: --seer-r-distil 2, in which attention is dense and everything but Wq and Wk is
 // frozen. The checkpoint then runs sparse with seer_r_distil 0, which freezes the gate. From scratch (the default, 1) both are trained at
-// once: attention is sparse, and a dense forward pass besides teaches the gate. No choice depends on later tokens, unlike in seer's
+// once: attention is sparse, and an additional dense forward pass teaches the gate. No choice depends on later tokens, unlike in seer's
 // published form.
-// What the source leaves open, or this engine needs otherwise:
+// Assumptions, and differences from the source:
 // - "Before RoPE" is after QK-norm, as in its code for Qwen3. The gate's size is HS, as there (128). It has no norm of its own, which is
 //   the code's default.
 // - Only complete blocks before the token's own have a score. The own block is always visible and is not one of the top_k.
@@ -18,11 +18,11 @@
 // - The source chooses in decoding and keeps the prompt dense. Here every token chooses.
 // - KL is in nats and a mean over all tokens and key/value heads. Tokens without a past block add 0. The code takes 10 times the mean over
 //   all entries of S, of which there are N per token: learning rates differ by that factor. lambda is distil_weight.
-// - Initialisation is that of the model's matrices, as in its code for Qwen3.
-// A document of a packed row (varlen) has its own blocks, counted from its first token (blocks/document_blocks.h), and teaches the gate
-// what it teaches alone.
+// - Wq and Wk are initialised like the model's matrices, as in its code for Qwen3.
+// A document of a packed row (varlen) has its own blocks, counted from its first token (blocks/document_blocks.h). It trains the gate as
+// if it were alone in the row.
 // Kept per layer: top_k integers per token and key/value head, and the gradients of Wq and Wk, (NH + 3 NKV) HS^2 numbers, which the forward
-// pass computes beside the loss.
+// pass computes with the loss.
 #pragma once
 #include "attention/blocks/dense_map.cuh"
 #include "attention/blocks/naive_blocks.h"
@@ -49,7 +49,7 @@ struct seer_r : Policy {
         return {{"--seer-r-block", "seer_r_block", 64, TILE, 4096, TILE, "tokens per block, a multiple of 64", true},
                 {"--seer-r-top-k", "seer_r_top_k", 8, 0, 1e6, WHOLE, "past blocks that each token sees", true, 1, "seer_r_block"},
                 {"--seer-r-threshold", "seer_r_threshold", 0, 0, 0.99, REAL,
-                 "share of the gate that each of these blocks has to exceed; 0: none"},
+                 "share of the gate above which a top-k block is selected; 0: no threshold"},
                 {"--seer-r-distil", "seer_r_distil", 1, 0, 2, WHOLE,
                  "gate training on the dense map: 0 off, 1 joint with the model, 2 gate only, with dense attention"},
                 {"--seer-r-distil-weight", "seer_r_distil_weight", 1, 0, 1e6, REAL, "weight of the distillation loss"}};
@@ -84,7 +84,7 @@ struct seer_r : Policy {
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top, heads, T); }
     /// The dense pass that teaches the gate while attention is sparse.
     double further_pairs(int heads, int T) const { return gate_training == GateTraining::joint ? heads * (double(T) * (T + 1) / 2) : 0; }
-    /// Besides keys and values: a gate key for every past block, half of such a pair, and the pooled keys of the current block.
+    /// Keys and values, a gate key for every past block (half of a key/value pair), and the pooled keys of the current block.
     double cached_keys(int T) const { return is_dense() ? T : T + 0.5 * ((T - 1) / block) + 1.5; }
 
     // ---- memory
@@ -116,7 +116,7 @@ struct seer_r : Policy {
         BumpAllocator allocator;
         TokenBlocks<Device, X> blocks;
         TokenGate<W> gate;
-        BlocksOfDocuments<Device, X> of_documents;   // this and what follows is empty without distillation
+        BlocksOfDocuments<Device, X> of_documents;   // empty without distillation, like all below
         BlockLists lists;
         W *tile_max, *dscores, *divergences, *dkeys;   // (B, NH, T, tiles), (B, NKV, T, N), (B, NKV, T), (B, NKV, N, HS)
         X* out;                                        // (B, T, NH, HS) of the dense call, where it is not the layer's

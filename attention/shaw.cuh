@@ -3,9 +3,9 @@
 // with one table a (K + 1, HS) per layer that all heads share. The paper's table has 2K + 1 rows, for both directions; a language
 // model needs one. So the scores are those of plain attention plus a row feature that the pair's distance selects:
 //     z_ij = a_ij + F_ir,   F = q a^T / sqrt(HS)   (B, NH, T, K + 1)
-// How it is read here:
+// Assumptions:
 // - The paper's second table, added to the values, is left out: its own ablation finds the keys' table sufficient.
-// - There is no RoPE: distances enter through the table alone, as in the paper. q and k are those after QK-norm.
+// - There is no RoPE: distances enter through the table alone, as in the paper. q and k are after QK-norm.
 // - K = 16 (the paper's choice for translation), setting shaw_clip.
 #pragma once
 #include "attention/kernel/layer.h"

@@ -1,16 +1,16 @@
 // Learned attention sinks (gpt-oss: OpenAI 2025, model card arXiv 2508.10925 and its released code): a logit s per head joins the
-// softmax of every row and has no value, so that a head may look at nothing.
+// softmax of every row and has no value, so that a head may attend to nothing.
 //     P_ij = exp(z_ij) / (exp(s_h) + sum_j exp(z_ij)),   z_ij = q_i.k_j / sqrt(HS)   for i - left <= j <= i
 // Since exp(LSE_i) is the sum over the keys alone, this is plain attention and a factor per row and head,
 //     O'_i = g_i O_i,   g_i = sigmoid(LSE_i - s_h)          dL/dLSE_i = dg_i g_i (1 - g_i),   ds_h = -sum_i dL/dLSE_i
 // With s = 0 in every head it is "softmax off by one" (Miller 2023), which adds 1 to the denominator.
-// How it is read here, and what is left out:
+// Assumptions and omissions:
 // - s starts at random, normal(0.02), as in transformers' GptOss (whose name for it is sinks), and does not decay.
-// - gpt-oss has windows of 128 keys and dense layers in turn: --layers sink_logits:window=127,sink_logits:window=1000000000. Without
-//   --layers every layer is dense, or with --window has the same window.
+// - gpt-oss alternates layers with windows of 128 keys and dense ones: --layers sink_logits:window=127,sink_logits:window=1000000000.
+//   Without --layers every layer is dense, or has the same --window.
 // - Its rescaled RoPE (YaRN) and its biases of projections are properties of the model, not of this mechanism.
-// - Statistics are those of the keys: the log-sum-exp without the sink, and the entropy of what remains among them. The sink's share
-//   of a row is 1 - g, and a monitor shows the mean of g as the layer's gate.
+// - Statistics are over the keys without the sink: the log-sum-exp, and the entropy of the weights relative to their sum. The sink's
+//   share of a row is 1 - g, and a monitor shows the mean of g as the layer's gate.
 #pragma once
 #include "attention/gates/row_gate.cuh"
 #include "attention/gates/token_linear.cuh"
@@ -29,8 +29,8 @@ struct SinkShares {
     }
 };
 
-/// The same way back: dL/dLSE (B, NH, T) from dg (B, T, NH). Of a sink's small share 1 - g the float g has few digits or none, so it
-/// is computed again from the difference.
+/// Backward: dL/dLSE (B, NH, T) from dg (B, T, NH). The share 1 - g is computed again from the difference: where it is small, the
+/// rounded g holds few of its digits or none.
 template <class X>
 struct SinkSharesBackward {
     Wide<X>* dlse;

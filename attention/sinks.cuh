@@ -1,6 +1,6 @@
-// StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): a window, plus the first few tokens for ever. Trained models put much of their
-// attention on the first tokens whatever these are ("attention sinks", since a softmax must put its mass somewhere); with a window
-// alone the model loses them and breaks down, with both it does not. The cache of a decoder then has a fixed size.
+// StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): a window plus the first few tokens. Trained models put much of their attention
+// on the first tokens, whatever these are ("attention sinks", since a softmax must put its mass somewhere). With a window alone the
+// model loses them and breaks down; with both it does not. The cache of a decoder then has a fixed size.
 //     z_ij = q_i.k_j / sqrt(HS)   for j <= i and (j < s or i - j <= left)
 // The source counts a recent window of w keys; here --window is the reach to the left, w = left + 1. Its s is 4.
 // Positions are those of the text (mask only): RoPE sees the true distance to a sink.

@@ -6,8 +6,8 @@
 // In text order every tile has a few keys of A2, and nothing can be skipped. So two branches without a common key are merged
 // (branches/branches.cuh): the window in text order, and what A2 adds in an order in which it is dense, sorted by (t mod l, t div
 // l), as if the text were written in rows of l tokens and read in columns.
-// Distances alone decide, so that a document of a packed row has the same pairs in the row's columns as in its own; its part of a
-// column is to the columns' branch what a document is to the window (ColumnStarts).
+// The mask depends on distances alone, so a document of a packed row has the same pairs in the row's columns as in its own. The branch
+// of columns treats a document's part of a column as the window treats a document (ColumnStarts).
 #pragma once
 #include "attention/branches/branches.cuh"
 #include "attention/masks/pattern.h"
@@ -57,8 +57,8 @@ struct ColumnBranch : Policy {
     }
 };
 
-/// Where documents begin in the order of columns: start (B, rows.count) as Documents has it, each part of a document in a column
-/// being one, and each row of padding.
+/// Document starts in column order: start (B, rows.count) as in Documents. A document's part of a column counts as a document, and so
+/// does each row of padding.
 struct ColumnStarts {
     int32_t* start;
     ColumnRows rows;
@@ -90,7 +90,7 @@ struct strided : Policy {
         return j1 - 1 <= i0 && (farthest <= l || l == 1) ? Tile::full : Tile::mixed;
     }
 
-    /// What the kernels actually visit.
+    /// Pairs and tiles that the kernels visit.
     PairCount expected_pairs(int NH, int T) const {
         const ColumnRows rows(l, T);
         const PairCount window = count_pairs(WindowBranch(l), NH, T), columns = count_pairs(ColumnBranch(rows), NH, rows.count);

@@ -60,9 +60,9 @@ bench_steps | 90 | bin/bench_gpu --parts kernels steps --repeats 10
 
 written
 checkpoint_$v | 60 | bin/train_$v $writes --out written/$v
-write_${v}_1 | 60 | $write --batch 1 | ^[0-9]+ prompts: .* more in
-write_${v}_8 | 60 | $write --batch 8 | ^[0-9]+ prompts: .* more in
-write_${v}_64 | 60 | $write --batch 64 | ^[0-9]+ prompts: .* more in
+write_${v}_1 | 60 | $write --batch 1 | ^prefill: [0-9]+ prompts.* decode:
+write_${v}_8 | 60 | $write --batch 8 | ^prefill: [0-9]+ prompts.* decode:
+write_${v}_64 | 60 | $write --batch 64 | ^prefill: [0-9]+ prompts.* decode:
 
 causal
 ladder | 30 | bin/ladder
@@ -278,7 +278,7 @@ def read_writing(results, done):
     """Tokens per second behind the prompts' first ones, by variant and number of texts side by side."""
     found = {}
     for variant, batch in (name.removeprefix("write_").rsplit("_", 1) for name in done if name.startswith("write_")):
-        rate = re.search(r"more in [\d.]+ s, ([\d.]+) tokens/s", text_of(results / f"write_{variant}_{batch}.txt"))
+        rate = re.search(r"decode: \d+ tokens in [\d.]+ s \(([\d.]+) tokens/s\)", text_of(results / f"write_{variant}_{batch}.txt"))
         if rate: found.setdefault(variant, {})[batch] = float(rate[1])
     return found
 

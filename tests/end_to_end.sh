@@ -159,7 +159,7 @@ a setting that the variant does not have | 2 | seer_top_k | $gate We --set seer_
 a setting that is out of range | 2 | from 0 to | $gate We --set seer_top_k=-1
 a setting that changes tensors | 7 | --set requires tensors | --checkpoint "$work/asga/step_00000012" --prompt-ids 65 --set asga_hidden=8
 a form that looks ahead writes no text | 2 | reads later tokens | --checkpoint "$work/mosa/step_00000002" --prompt-ids 65,66
-its causal form does | 0 | kept of the text | --checkpoint "$work/mosa/step_00000002" --prompt-ids 65,66 --set mosa_choice=0
+its causal form does | 0 | KV cache | --checkpoint "$work/mosa/step_00000002" --prompt-ids 65,66 --set mosa_choice=0
 END
 expect "mixed windows are not trained without them" 7 "use ./train_sliding_window" "${causal[@]}" --out "$work/x" --model "$work/mixed"
 

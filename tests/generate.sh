@@ -33,7 +33,7 @@ END
 
 # ---- the plan, and what was measured
 of_plan() { greedy --tokens 60 --dry-run "${@:2}" | awk -v what="| $1 " 'index($0, what) { print $(NF - 2) * ($(NF - 1) == "MiB" ? 1024 : 1) }'; }
-for what in weights "kept of the text"; do
+for what in weights "KV cache"; do
     check "rounded to bf16, half the memory: $what" 'awk "BEGIN { r = $(of_plan "$what" --weights bf16) / $(of_plan "$what"); exit !(r > 0.49 && r < 0.6) }"'
 done
 greedy --dry-run --log "$work/measured.jsonl" > /dev/null
@@ -45,7 +45,7 @@ check "a log is one line with times, tokens, device and weights, and what was re
     logged "\"variant\":\"causal\",\"device\":\"cpu\",\"machine\":\"[^\"].*\"weights\":\"bf16\",\"pairs_read\":0.[0-9]*,\"mass_kept\":0."'
 kept() { grep -o '"cache_bytes":[0-9]*' "$work/measured.jsonl" | cut -d: -f2; }
 greedy --log "$work/measured.jsonl" > /dev/null
-check "and the bytes of the plan" '[ "$(kept)" -gt 0 ] && awk "BEGIN { r = $(kept) / 1024 / $(of_plan "kept of the text" --tokens 7); exit !(r > 0.99 && r < 1.01) }"'
+check "and the bytes of the plan" '[ "$(kept)" -gt 0 ] && awk "BEGIN { r = $(kept) / 1024 / $(of_plan "KV cache" --tokens 7); exit !(r > 0.99 && r < 1.01) }"'
 
 # ---- many prompts
 prompts=$work/prompts.jsonl texts=$work/texts.jsonl

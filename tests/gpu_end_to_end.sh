@@ -56,11 +56,11 @@ expect "psa is refused on the GPU" 2 "--device cpu" "${causal[@]}" --evaluate --
 
 # ---- text from a checkpoint, where the program that writes it is there
 writes=("$programs/generate_causal" --checkpoint "$last" --seed 3 --tokens 12 --threads 1 --print-ids --ignore-eos)
-kept() { "${writes[@]}" --device cuda --dry-run --prompt-ids 87,101 --tokens 500 "$@" | sed -nE 's/.*kept of the text *\| *([0-9.]+) KiB.*/\1/p'; }
+kept() { "${writes[@]}" --device cuda --dry-run --prompt-ids 87,101 --tokens 500 "$@" | sed -nE 's/.*KV cache *\| *([0-9.]+) KiB.*/\1/p'; }
 if [ -x "$programs/generate_causal" ]; then
     printf '%s\n' '{"prompt_ids": [87, 101, 32, 116]}' '{"prompt_ids": [84]}' '{"prompt_ids": [65, 32, 110, 101, 119]}' > "$work/prompts.jsonl"
     for device in cpu cuda; do
-        expect "texts of three prompts, two side by side, with --device $device" 0 "kept of the text: " \
+        expect "texts of three prompts, two side by side, with --device $device" 0 "KV cache: " \
             "${writes[@]}" --device $device --weights fp32 --prompts "$work/prompts.jsonl" --batch 2 --out "$work/texts-$device.jsonl"
     done
     check "are the same" 'cmp "$work/texts-cpu.jsonl" "$work/texts-cuda.jsonl" && [ "$(wc -l < "$work/texts-cpu.jsonl")" = 3 ]'

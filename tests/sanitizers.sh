@@ -53,6 +53,6 @@ fi
 if build plain -fopenmp; then
     crashes write_nowhere 0 "block (2,0,0), thread 77"
     crashes use_up_the_stack 0 "signal 11 in the kernel launched at $source:"
-    crashes host_reads_device 1 "the host touches memory of the device"
+    crashes host_reads_device 1 "the host accesses device memory"
     check "plain: seed 0 lets the host read" '[ "$("$work/plain" host_reads_device)" = 4 ]'
 fi

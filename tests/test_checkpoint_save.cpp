@@ -251,7 +251,7 @@ TEST_CASE("a log that is resumed drops what a kill has cut, and tells what it la
         return "{\"event\":\"gap\",\"missing\":" + std::to_string(missing) + ",\"reason\":\"" + reason + ", found on resuming\"}\n";
     };
     const std::string one = line_of_step(1) + "\n", two = line_of_step(2) + "\n", three = line_of_step(3) + "\n";
-    CHECK(resumed(one + "{\"st\n" + two + three + "{\"ste", 2) == one + two + gap(1, "no records"));
+    CHECK(resumed(one + "{\"st\n" + two + three + "{\"ste", 2) == one + two + gap(1, "invalid lines"));
     CHECK(resumed(one + "{\"ste", 1) == one);
     // Steps that are not there, under another number, or there twice.
     const std::string without_two = gap(1, "steps without a record");

@@ -118,7 +118,7 @@ TEST_CASE("reader: an item's context is a prompt, and each answer continues it t
                 for (int v = 0; v < V; v++) total += std::exp(logits[size_t(n) * V + v]);
                 expected += logits[size_t(n) * V + answer.tokens[context + n]] - std::log(total);
             }
-            INFO("answer " << a << " of " << described(decoder.read(), PsaBound::mean));
+            INFO("answer " << a << " of " << describe(decoder.read(), PsaBound::mean));
             CHECK(found[a] == Approx(expected).epsilon(1e-9));
             written.add(decoder.read());
         }
@@ -134,13 +134,13 @@ TEST_CASE("reader: an item's context is a prompt, and each answer continues it t
 
 TEST_CASE("reader: what was read in words", "[psa][adaspa]") {
     InferenceCount count;
-    CHECK(described(count, PsaBound::mean).empty());
+    CHECK(describe(count, PsaBound::mean).empty());
     count.psa = {30, 120, 4, 3, 0.5};
-    CHECK(described(count, PsaBound::mean) ==
+    CHECK(describe(count, PsaBound::mean) ==
           "psa: read 25.0% of the cached pairs; estimated share of the attention mass: 0.7500 on average, at least 0.5000");
-    CHECK(described(count, PsaBound::upper).find("; certified share") != std::string::npos);
+    CHECK(describe(count, PsaBound::upper).find("; certified share") != std::string::npos);
     InferenceCount other;
     other.adaspa = {1, 2, 4, 3};
-    CHECK(described(other, PsaBound::mean) ==
+    CHECK(describe(other, PsaBound::mean) ==
           "adaspa: read 50.0% of the pairs of blocks of prompts, which hold 0.7500 of the attention mass");
 }

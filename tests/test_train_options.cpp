@@ -309,7 +309,7 @@ TEST_CASE("train options: schedules, and the options that a resumed run changes"
     const SmallData small;
     const Schedule cools = started("causal", small.with("--schedule wsd --steps 100 --lr 0.5 --warmup-steps 10")).data.schedule;
     CHECK((cools.rate(9) == 0.5 && cools.rate(79) == 0.5 && cools.rate(80) == 0.5 && cools.rate(81) < 0.5 && cools.cooldown == 20));
-    CHECK(described(cools) == "0.5, in the last 20 steps 1 - sqrt to 0.05");
+    CHECK(describe(cools) == "0.5, in the last 20 steps 1 - sqrt to 0.05");
     CHECK(started("causal", small.with("--schedule constant --steps 100")).data.schedule.rate(99) == 1e-3);
     refuses(Exit::usage, "causal", small.with("--schedule wsd --steps 100 --cooldown-frac 0.96"),
             "--cooldown-frac 0.96 is 96 of 100 steps, which with 5 of warm-up is longer than the run");

@@ -1,27 +1,27 @@
-// Attention over chosen blocks (block_sparse.cuh) in rows of packed documents, whose blocks begin with each document, while the kernel's
-// tiles, and what it reads by tile, begin with the row. Two calls make one softmax:
+// Attention over chosen blocks (block_sparse.cuh) in rows of packed documents. Blocks begin with each document, but the kernel's tiles
+// begin with the row. Two calls make one softmax:
 //     own blocks    all tokens in text order; the kernel itself counts positions from a document's first token
-//     past blocks   rows of queries and of keys by blocks (document_blocks.h), which begin with tiles whatever the documents are;
-//                   tokens of a document's first block have none
+//     past blocks   rows of queries and keys by blocks (document_blocks.h), which begin with tiles; tokens of a document's first block
+//                   have none
 #pragma once
 #include "attention/blocks/token_blocks.cuh"
 
 /// Keys up to the query in its own block.
 struct OwnBlock : ForcedBlocks {
     OwnBlock(const Policy& p, int block_) : ForcedBlocks(p, block_, 0, 1) {}
-    static constexpr Traits traits{.gates_output = true, .gates_pairs = true};   // where there is a head gate; pairs by 1
+    static constexpr Traits traits{.gates_output = true, .gates_pairs = true};   // by the head gate if any; by 1
 };
 
-/// The passes, with their memory. `a` has the lists, biases and maxima of tiles by rows of blocks.
+/// The passes, with their memory. Lists, biases and maxima of tiles in `a` are by rows of blocks.
 template <class Device, class X>
 class BlocksOfDocuments {
 public:
-    /// Under policies that gate pairs only if P does.
+    /// For policies that gate pairs only if P does.
     template <class P>
     BlocksOfDocuments(Device device, BumpAllocator& allocator, const LayerShape& s, const P& policy)
         : more_(device, allocator, s, s.T, policy) {}
 
-    /// Without an output gate.
+    /// `a` has no output gate.
     template <class P>
     void forward(Device device, const P& policy, const AttentionForward<X>& a, const DocumentBlocks& blocks) const {
         AttentionForward<X> own = of_own(a);
@@ -29,7 +29,7 @@ public:
         attention_forward(device, OwnBlock(policy, blocks.length), own);
         const BlockKeys keys(blocks);
         const BlockQueries queries(blocks);
-        more_.bring_keys(device, a, keys);
+        more_.gather_keys(device, a, keys);
         more_.forward(device, ChosenBlock(policy), more_arguments(a, queries, a.list), queries, keys);
     }
     template <class P>
@@ -38,7 +38,7 @@ public:
         attention_backward(device, OwnBlock(policy, blocks.length), of_own(a), g);
         const BlockKeys keys(blocks);
         const BlockQueries queries(blocks);
-        more_.bring_keys(device, a, keys);
+        more_.gather_keys(device, a, keys);
         more_.backward(device, ChosenBlock(policy), more_arguments(a, queries, a.list), g, queries, keys);
     }
 

@@ -1,30 +1,30 @@
 // The block gate (SeerAttention, Gao et al. 2024; the Adaptive Sparse Transformer Block): one score for each query head, block r of
-// queries and block c of keys, from what q and k are before RoPE.
+// queries and block c of keys, from q and k before RoPE.
 //     Kp_c = [max; min; mean] of k over block c             kg_c = RoPE(Wk Kp_c, position of c's first token)    Wk (NKV, HS, 3 HS)
 //     Qp_r = q of r's first token, or a mean (GateQuery)    qg_r = RoPE(Wq Qp_r, position of r's first token)    Wq (NH, HS, HS)
 //     score_rc = HS^-1/2 qg_r.kg_c
 // Scores are for c < r only: block r itself holds keys that its first rows must not see. Everything is computed in Wide<X>; among
 // equal keys the first counts as maximum and as minimum.
-// Packed documents have blocks of their own, by numbers that are those of a text (document_blocks.h): score_rc is for blocks c of r's
-// document, and r is not its first block. RoPE turns block n by n blocks, and so scores are as far apart as in the document alone.
+// Packed documents have their own blocks, numbered as in document_blocks.h. score_rc is for blocks c of r's document, where r is not its
+// first block. RoPE places block n at position n block, so blocks are as far apart as in the document alone.
 #pragma once
 #include "attention/blocks/document_blocks.h"
 #include "attention/kernel/naive.h"
 #include "attention/scores/rotate_heads.cuh"
 #include "attention/scores/small_products.cuh"
 
-/// What represents the queries of a block. `own` looks ahead: the first row of a block would depend on the last. With `oracle`
-/// scores are not the gate's but the logarithms of the pooled dense map (distil.cuh), which looks ahead likewise.
+/// Representation of a block's queries. `own` looks ahead: the first row of a block would depend on the last. So does `oracle`, whose
+/// scores are not the gate's but the logarithms of the pooled dense map (distil.cuh).
 enum class GateQuery { first, previous, own, oracle };
 
-/// Sizes, for both devices: N blocks of `block` tokens, the last of which may be shorter, and which tokens are in them.
+/// Sizes and the tokens of each block, for both devices: N blocks of `block` tokens, the last of which may be shorter.
 struct GateShape {
     int B, T, NH, NKV, HS;
     int block;
     GateQuery query;
     Documents documents = {};
     constexpr int blocks() const { return (T + block - 1) / block; }
-    /// Of a gate whose queries are no blocks: none are pooled, and no memory is for them.
+    /// The shape of a gate whose queries are single tokens: no block of queries is pooled or has memory.
     constexpr GateShape without_queries() const { return {B, T, 0, NKV, HS, block, query, documents}; }
     constexpr size_t of_query(int b, int h, int r) const { return (size_t(b) * NH + h) * blocks() + r; }
     constexpr size_t of_key(int b, int kv, int c) const { return (size_t(b) * NKV + kv) * blocks() + c; }
@@ -33,13 +33,13 @@ struct GateShape {
     /// The number of token t's block.
     constexpr int number(int b, int t) const { return in_row().first(b, t) + in_row().inside(b, t) / block; }
 
-    /// The first token of block c of keys; -1: it is not whole, or none has this number.
+    /// The first token of block c of keys; -1: it is incomplete, or no block has this number.
     constexpr int keys_begin(int b, int c) const {
         return !documents && (c + 1) * block > T ? -1 : in_row().begin(b, c);
     }
-    /// The first token of block r of queries. With documents -1: none that has past blocks has this number.
+    /// The first token of block r of queries. With documents -1: no block with past blocks has this number.
     constexpr int queries_begin(int b, int r) const { return documents ? in_row().following(b, r) : r * block; }
-    /// The first block of its text: blocks first(b, r) to r - 1 are in its past. None are where no block has the number.
+    /// The first block of its text: blocks first(b, r) to r - 1 are in its past. If no block has the number, the range is empty.
     constexpr int first(int b, int r) const {
         if (!documents) return 0;
         const int begin = queries_begin(b, r);
@@ -49,7 +49,7 @@ struct GateShape {
         const int begin = queries_begin(b, r);
         return begin < 0 ? 0 : in_row().tokens(b, begin);
     }
-    /// Queries of block r.
+    /// Number of queries in block r.
     constexpr int tokens(int b, int r) const { return std::min(block, tokens_of_text(b, r) - (r - first(b, r)) * block); }
 
     /// The tokens whose mean represents the queries of block r; none for `previous` in the first block.
@@ -90,7 +90,7 @@ struct GateMemory {
     }
 };
 
-/// Gradients, laid out as the arrays that they belong to.
+/// Gradients of the arrays of the same names in GateMemory, with the same layout.
 template <class W>
 struct GateGradients {
     W *query_inputs, *key_inputs, *queries, *keys;
@@ -130,7 +130,7 @@ constexpr void pool_query(const GateMemory<W>& to, const X* q_pre, size_t row, c
     to.query_inputs[s.of_query(b, h, r) * s.HS + d] = of.count ? sum / W(of.count) : W(0);
 }
 
-/// The gradient of element d of one token's query, from the pooled queries that it is part of.
+/// The gradient of element d of one token's query, from the pooled query that it is part of.
 template <class W>
 constexpr W dquery(const GateGradients<W>& g, const GateShape& s, int b, int t, int h, int d) {
     const int r = s.number(b, t) + (s.query == GateQuery::previous);
@@ -217,7 +217,7 @@ SmallProduct<W> block_product(W* data, int heads, int N, int width, int together
     const size_t head = size_t(N) * width;
     return {data, heads * head, together * head};
 }
-/// The same array with its sequences as summands, for the gradients of what all sequences share.
+/// The same array with its sequences as summands, for gradients of shared weights.
 template <class W>
 Factor<W> summed_rows(const W* data, int heads, int N, int width) {
     const size_t head = size_t(N) * width;
@@ -229,8 +229,8 @@ Factor<X> head_weights(const X* data, int out, int in) {
     return {data, 0, size_t(out) * in, 0, size_t(in), 1};
 }
 
-/// RoPE in place of rows (B, heads, N, HS), block n at position n block, in a text its first token's; direction is 1, or -1 for the
-/// gradient.
+/// Applies RoPE in place to rows (B, heads, N, HS): block n at position n block, its first token's in a row of one text. direction is 1,
+/// or -1 for the gradient.
 template <class Device, class X>
 void rotate_blocks(Device device, Wide<X>* rows, int heads, const LayerInputs<X>& in, const GateShape& s, int direction) {
     const size_t row = s.HS;
@@ -238,7 +238,7 @@ void rotate_blocks(Device device, Wide<X>* rows, int heads, const LayerInputs<X>
                  1, s.HS, direction, {.stride = s.block});
 }
 
-/// memory.keys from what pool() has left.
+/// Computes memory.keys from the pooled inputs of pool().
 template <class Device, class X>
 void gate_keys(Device device, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in, const X* wk, const GateShape& s) {
     const int HS = s.HS, N = s.blocks();
@@ -247,7 +247,7 @@ void gate_keys(Device device, const GateMemory<Wide<X>>& memory, const LayerInpu
     rotate_blocks(device, memory.keys, s.NKV, in, s, 1);
 }
 
-/// The gradient dkeys (B, NKV, N, HS) becomes that of the keys before RoPE, and dwk = or += theirs.
+/// Turns the gradient dkeys (B, NKV, N, HS) into that of the keys before RoPE; dwk = or += the gradient of wk.
 template <class Device, class X>
 void gate_keys_backward(Device device, Wide<X>* dwk, Wide<X>* dkeys, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in,
                         const GateShape& s, Write write) {
@@ -257,7 +257,7 @@ void gate_keys_backward(Device device, Wide<X>* dwk, Wide<X>* dkeys, const GateM
                    summed_rows(memory.key_inputs, s.NKV, N, 3 * HS), {1, s.NKV, HS, 3 * HS, N, s.B}, Wide<X>(1), write);
 }
 
-/// memory.scores and everything that they are computed from. `wq` (NH, HS, HS), `wk` (NKV, HS, 3 HS).
+/// Computes memory.scores and all their intermediate results. `wq` (NH, HS, HS), `wk` (NKV, HS, 3 HS).
 template <class Device, class X>
 void gate_scores(Device device, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in, const X* wq, const X* wk,
                  const GateShape& s) {
@@ -273,8 +273,8 @@ void gate_scores(Device device, const GateMemory<Wide<X>>& memory, const LayerIn
                    Write::overwrite);
 }
 
-/// From dscores (B, NH, N, N), zero for c >= r, to dq_pre and dk_pre (token stride LayerInputs::qk_row,
-/// overwritten) and dwq, dwk (added to).
+/// Computes dq_pre and dk_pre (token stride LayerInputs::qk_row, overwritten) and dwq, dwk (added to) from dscores (B, NH, N, N),
+/// which are zero for c >= r.
 template <class Device, class X>
 void gate_scores_backward(Device device, const GateGradients<Wide<X>>& g, Wide<X>* dq_pre, Wide<X>* dk_pre, Wide<X>* dwq,
                           Wide<X>* dwk, const Wide<X>* dscores, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in,

@@ -1,8 +1,8 @@
-// From "which blocks of keys does each token choose" to "which tokens have chosen each block": rows of queries, block after block,
-// each block's tokens ascending and padded to whole tiles, so that a tile of rows visits the tiles of one block and nothing else.
+// Turns each token's choice of key blocks into a list of the tokens that chose each block: rows of queries, block after block, the
+// tokens of a block ascending and padded to whole tiles, so that a tile of rows visits the tiles of one block and nothing else.
 // (Loop over key blocks first: Flash Sparse Attention, arXiv 2508.18224.) A choice is (B, choosers, T, slots) block numbers, per
-// token ascending, then -1; only blocks that end before the token. A chooser is a query head, or the heads of a group together.
-// A row's place within its tile depends on earlier tokens alone, so that no sum does on later ones.
+// token ascending, then -1; only blocks that end before the token. A chooser is a query head, or a group of heads together.
+// A row's place in its tile depends on earlier tokens alone, so no sum depends on later ones.
 #pragma once
 #include <climits>
 #include <vector>
@@ -11,8 +11,7 @@
 #include "model/base/error.h"
 #include "model/device/device.h"
 
-/// Sequences, tokens, query heads, those that choose (NH or NKV), tokens of a block (a multiple of TILE), blocks that a token may
-/// choose.
+/// Sequences, tokens, query heads, choosers (NH or NKV), tokens of a block (a multiple of TILE), blocks that a token may choose.
 struct BlockChoice {
     int B, T, NH, choosers, block, slots;
     constexpr int blocks() const { return (T + block - 1) / block; }
@@ -20,14 +19,14 @@ struct BlockChoice {
     constexpr size_t size() const { return of_token(B, 0, 0); }
 };
 
-/// Fails where the choice has more rows than an int counts; `option` (`key`) is how many blocks a token sees.
+/// Fails if the choice has more rows than an int can count. `option` (`key`) sets the number of blocks per token.
 inline void require_countable(const BlockChoice& c, const char* option, const char* key, const char* way_out) {
     if (int64_t(padded(c.T)) * std::max(c.slots, 1) + int64_t(c.blocks()) * TILE <= INT_MAX) return;
     fail(Exit::usage, option, " (", key, "): ", c.slots, " chosen blocks of ", c.block, " tokens for each of ", c.T,
          " are more than 2^31 rows; ", way_out);
 }
 
-/// A `Rows` of queries (rows.cuh): the tokens behind slots first .. first + slots - 1 of the choice.
+/// A `Rows` of queries (rows.cuh): the tokens in slots first .. first + slots - 1 of the choice.
 struct BlockRows {
     static constexpr bool per_head = true;
     int count;                // R: enough for any choice
@@ -40,7 +39,7 @@ struct BlockRows {
     int* tile_count = nullptr;   // (B, NH, R / TILE), and (.., block / TILE) the key tiles of each tile of rows
     int* tiles = nullptr;
 
-    BlockRows(const BlockChoice& c, int first_, int slots_)   // of a block's last tile a single row may be in use
+    BlockRows(const BlockChoice& c, int first_, int slots_)   // a block's last tile may have a single row in use
         : count(slots_ ? padded(c.T) * slots_ + c.blocks() * TILE : 0), T(c.T), choice(c), first(first_), slots(slots_) {}
     void take(BumpAllocator& allocator) {
         const size_t lists = size_t(choice.B) * choice.choosers, row_tiles = size_t(choice.B) * choice.NH * tiles_of(count);
@@ -65,13 +64,13 @@ struct BlockRows {
     }
     constexpr TileList tile_list() const { return {tile_count, tiles, of_block()}; }
 
-    /// The first row of block n; of blocks(): one past the last row in use.
+    /// The first row of block n. begin(.., blocks()) is one past the last row in use.
     constexpr int begin(int b, int chooser, int n) const {
         int rows = 0;
         for (int m = 0; m < n; m++) rows += padded(sizes[list(b, chooser) * choice.blocks() + m]);
         return rows;
     }
-    /// The key tiles of a tile of rows; of block n = blocks(): none.
+    /// Writes the key tiles of a tile of rows; none for n = blocks().
     constexpr void write_tiles(int b, int h, int row_tile, int n) const {
         const size_t at = (size_t(b) * choice.NH + h) * tiles_of(count) + row_tile;
         const int exist = n < choice.blocks() ? std::min(of_block(), tiles_of(T) - n * of_block()) : 0;
@@ -110,8 +109,8 @@ inline void list_block_rows(CPU, const BlockRows& rows, const int* choice) {
 
 #ifdef WITH_GPU
 
-/// Calls use(t, slot, n) for the tokens t, in their order, that chose the block in one of the pass's slots; n counts them. One
-/// warp, one token per lane; returns how many there are.
+/// Calls use(t, slot, n) in order for each token t that chose the block in one of the pass's slots; n counts them. Returns their
+/// number. One warp, one token per lane.
 template <class Use>
 __device__ int each_token_of_block(const BlockRows& rows, const int* choice, int b, int chooser, int block, Use use) {
     const BlockChoice& c = rows.choice;
@@ -135,7 +134,7 @@ inline __global__ void count_block_rows_kernel(const BlockRows rows, const int* 
     if (threadIdx.x == 0) rows.sizes[rows.list(b, chooser) * rows.choice.blocks() + n] = size;
 }
 
-/// The same grid and one block more, which has what is left: slots without a choice, and rows without a block.
+/// The same grid plus one block, which handles slots without a choice and rows without a block.
 inline __global__ void list_block_rows_kernel(const BlockRows rows, const int* choice) {
     const int n = blockIdx.x, chooser = blockIdx.y, b = blockIdx.z, lane = threadIdx.x;
     const BlockChoice& c = rows.choice;

@@ -1,5 +1,5 @@
-// Attention over selected blocks of keys, with the scores of the block gate: the common part of adaptive_sparse and seer, with
-// own_passes:
+// Attention over selected blocks of keys, with the scores of the block gate: the common part of adaptive_sparse and seer, in passes
+// of its own:
 //     mask          scores (block_gate.cuh)  ->  blocks that each block of queries visits (select.cuh)  ->  lists of tiles
 //     score         the bias of each tile, log sigmoid(score), is added to its pairs' scores
 //     output gate   per head and token
@@ -13,7 +13,7 @@
 #include "attention/masks/gate_training.h"
 #include "attention/masks/select.cuh"
 
-/// How the scores are used.
+/// Use of the scores.
 enum class BlockMask {
     soft,       // every past block is visited, log sigmoid(score) is added
     hard,       // the chosen ones are visited; the language model's loss has no gradient for the gate
@@ -23,7 +23,7 @@ enum class BlockMask {
 /// Base of the variants, which fill the options from their settings and declare the tensors.
 struct BlockSparse : Policy {
     static constexpr Traits traits{.own_passes = true, .reads_qk_pre = true, .has_auxiliary_loss = true, .gates_output = true,
-                                   .tokens_choose = true};   // blocks by score, the tokens of a block's extremes, heads by a threshold
+                                   .tokens_choose = true};   // blocks by score, a block's extreme tokens, heads by a threshold
     int NH, NKV, HS;
     int block = TILE;
     GateQuery query = GateQuery::first;
@@ -47,14 +47,14 @@ struct BlockSparse : Policy {
     bool chooses() const { return gate_training != GateTraining::gate_only && mask != BlockMask::soft; }
     bool expects_at_most() const { return chooses() && choice.threshold >= 0; }
 
-    /// With `own` and `oracle`, a row's blocks are chosen by later queries too.
+    /// With `own` and `oracle`, later queries influence the blocks of a row.
     bool needs_known_text() const { return query >= GateQuery::own && chooses() && (choice.threshold >= 0 || choice.top > 0); }
     Form form() const {
         return {.is_causal = !needs_known_text(), .gated = gates_heads(), .has_exact_gradients = !(gates_heads() && straight_through),
                 .has_teacher = distils(), .needs_known_text = needs_known_text()};
     }
 
-    /// With top_k, exact. What a threshold keeps depends on the data; it counts as dense, an upper bound.
+    /// Exact with top_k. With a threshold the choice depends on the data, and dense attention is the upper bound.
     PairCount expected_pairs(int heads, int T) const {
         const bool sparse = chooses() && choice.threshold < 0;
         const GateShape s{1, T, heads, NKV, HS, block, query};
@@ -70,13 +70,13 @@ struct BlockSparse : Policy {
         return count;
     }
 
-    /// The dense pass that teaches the gate while attention is sparse, or takes its place.
+    /// The dense pass that teaches the gate while attention is sparse, or replaces it.
     double further_pairs(int heads, int T) const {
         return gate_training == GateTraining::joint || query == GateQuery::oracle ? heads * (double(T) * (T + 1) / 2) : 0;
     }
 
-    /// Besides keys and values: a gate key for every past block, half of such a pair, and the pooled keys of the current block
-    /// (mean, maximum and minimum). The mean of its queries, which GateQuery::previous needs, is not counted.
+    /// Keys and values, a gate key for every past block (half of a key/value pair), and the pooled keys of the current block (mean,
+    /// maximum and minimum). The mean of its queries, which GateQuery::previous needs, is not counted.
     double cached_keys(int T) const { return gate_training == GateTraining::gate_only ? T : T + 0.5 * ((T - 1) / block) + 1.5; }
 
     int dense() const { return choice.dense_heads; }
@@ -107,7 +107,7 @@ struct BlockSparse : Policy {
         gate_scores(device, kept.gate, in, weights + wq.offset, weights + wk.offset, s);
         if (query == GateQuery::oracle)
             scores_of_map(device, kept.gate.scores, dense_map(device, in, state, kept, scratch, Statistics<X>{}), s);
-        if (distils()) learn_from_dense(device, in, state, kept, scratch, statistics);
+        if (distils()) distil_from_dense(device, in, state, kept, scratch, statistics);
         else if (state.score_inputs.auxiliary)
             sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, in.B * in.NH, 0);
         if (gate_training == GateTraining::gate_only) return;   // the layer's output is the dense call's
@@ -155,7 +155,7 @@ private:
         return size_t(s.B) * s.NH * gate_shape(s).blocks() * gate_shape(s).blocks();
     }
 
-    /// Whether the sparse call has lists of tiles. With documents, where it is two, the second visits past blocks of the document alone.
+    /// Whether the sparse call has lists of tiles. With documents it is two calls, the second over past blocks of the document alone.
     template <class X>
     bool lists(const LayerInputs<X>& in) const {
         return chooses() || (in.documents && gate_training != GateTraining::gate_only);
@@ -252,7 +252,7 @@ private:
         scratch.of_documents.backward(device, policy, a, g, {block, block, a.T, a.documents});
     }
 
-    /// The map of a dense call, which is the layer's output while the gate alone is distilled; `statistics` are then of that call.
+    /// The map of a dense call. With gate_only that call's output is the layer's, and `statistics` are of it.
     template <class Device, class X>
     DenseMap<Wide<X>> dense_map(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
                                 const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
@@ -266,7 +266,7 @@ private:
 
     /// The dense call and the distillation from it: fills kept.distilled and state.score_inputs.auxiliary.
     template <class Device, class X>
-    void learn_from_dense(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
+    void distil_from_dense(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
                           const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
         const GateShape s = gate_shape(in);
         const DenseMap<Wide<X>> map = dense_map(device, in, state, kept, scratch, statistics);

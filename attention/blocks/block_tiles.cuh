@@ -1,14 +1,14 @@
-// From scores of blocks (block_gate.cuh) to the kernel's inputs, lists of tiles and a bias per tile; and from the gradients of biases back
-// to those of scores.
+// Turns scores of blocks (block_gate.cuh) into the kernel's inputs, lists of tiles and a bias per tile, and the gradients of biases into
+// those of scores.
 #pragma once
 #include "attention/blocks/block_gate.cuh"
 #include "attention/kernel/layer.h"
 #include "attention/masks/select.cuh"
 
-/// For the kernel: causal attention with z = a + the tile's bias.
+/// The kernel's policy: causal attention with z = a + the tile's bias.
 struct BiasedTiles : Policy {
     explicit constexpr BiasedTiles(const Policy& p) : Policy(p) {}
-    static constexpr Traits traits{.gates_output = true, .gates_pairs = true};   // where there is a head gate; 1 in blocks without
+    static constexpr Traits traits{.gates_output = true, .gates_pairs = true};   // by the head gate if any; by 1 in blocks without
     constexpr Features features() const { return {0, 0, 0, true}; }
     template <class N>
     constexpr N score(N a, const Pair<N>& pair) const {
@@ -26,14 +26,14 @@ struct BiasedTiles : Policy {
     }
 };
 
-/// For the kernel: plain causal attention, with an output gate.
+/// The kernel's policy: plain causal attention, with an output gate.
 struct PlainTiles : Policy {
     explicit PlainTiles(const Policy& p) : Policy(p) {}
     static constexpr Traits traits{.gates_output = true};
 };
 
-/// From blocks to tiles, for query tile `tile` of a head: block c of the choice has m = block / TILE tiles. With documents tiles are of
-/// the rows of blocks (BlockQueries, BlockKeys), own blocks are not listed, and what is between documents is for tiles that none visits.
+/// From blocks to tiles: block c of the choice has m = block / TILE tiles. With documents tiles are of the rows of blocks (BlockQueries,
+/// BlockKeys), own blocks are not listed, and no tile visits the rows between documents.
 struct BlockTiles {
     GateShape s;
     int dense;   // the first heads, without a gate
@@ -49,7 +49,7 @@ struct BlockTiles {
         return gated(h, r, c) ? -softplus(-scores[s.of_query(b, h, r) * s.blocks() + c]) : W(0);
     }
 
-    /// Entry n of the list of a query tile whose block visits `blocks` (count of them, ascending, its own last).
+    /// Entry n of a query tile's list. Its block visits `blocks`, in ascending order, with its own last.
     constexpr int listed(const int* blocks, int n) const { return blocks[n / of_block()] * of_block() + n % of_block(); }
     constexpr int count(int blocks, int q_tile) const {
         if (s.documents) return std::max(0, blocks - 1) * of_block();
@@ -84,7 +84,7 @@ void spread_blocks(CPU, int* count, int* list, X* biases, const int* block_count
             }
 }
 
-/// dscores (B, NH, N, N) = the gradient by way of the tiles' biases plus dloss times that of distillation; either may be null.
+/// dscores (B, NH, N, N) = the gradient through the tiles' biases plus dloss times the distillation's; either may be null.
 template <class X>
 void gather_dscores(CPU, X* dscores, const X* dbiases, const X* scores, const X* distilled, X dloss, const BlockTiles& t) {
     const int N = t.s.blocks();
@@ -137,13 +137,13 @@ inline void gather_dscores(GPU device, float* dscores, const float* dbiases, con
 
 #endif
 
-/// The blocks of keys that blocks of queries visit, and their tiles.
+/// The key blocks that each block of queries visits, and their tiles.
 struct BlockLists {
     int *block_count, *blocks;   // (B, NH, N), (B, NH, N, N)
     int *count, *list;           // (B, NH, tiles), (B, NH, tiles, tiles)
 };
 
-/// Fills the lists with the `visited` blocks by scores (B, heads, N, N), and the biases of tiles unless null.
+/// Fills the lists by scores (B, heads, N, N) under the rule `visited`, and the biases of tiles unless null.
 template <class Device, class W>
 void list_tiles(Device device, const BlockLists& to, W* biases, const W* scores, int heads, const TileChoice& visited,
                 const BlockTiles& t) {

@@ -1,5 +1,5 @@
-// The choice of one token among past blocks by their scores: the `top` greatest of the candidates of a TileChoice (select.cuh,
-// whose tiles are blocks here), ties going to earlier blocks, in ascending order and then -1. It has no gradient.
+// A token's choice among past blocks by their scores: the `top` greatest of the candidates of a TileChoice (select.cuh, with blocks
+// for tiles), ties going to earlier blocks, in ascending order and then -1. It has no gradient.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -7,12 +7,12 @@
 
 #include "attention/masks/select.cuh"
 
-/// Blocks that may be chosen by a token in block r.
+/// Number of blocks that a token in block r may choose from.
 constexpr int candidates_of(const TileChoice& choice, int r) {
     return std::max(0, r + 1 - choice.leading - choice.local);
 }
 
-/// to (choice.top) from the scores of blocks 0 .. r. `order` is scratch memory.
+/// Writes the choice to `to` (choice.top) from the scores of blocks 0 .. r. `order` is scratch memory.
 template <class W>
 void choose_blocks(CPU, int* to, const W* scores, const TileChoice& choice, int r, std::vector<int>& order) {
     const int candidates = candidates_of(choice, r), chosen = std::min(choice.top, candidates);

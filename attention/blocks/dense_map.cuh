@@ -1,12 +1,12 @@
-// The map of dense attention that teaches a gate (distil.cuh), from a call of the kernel. Its maxima are by tiles; with documents, whose
-// blocks begin anywhere, the call is split in two (block_documents.cuh), and rows and tiles are those of blocks.
+// The map of dense attention that teaches a gate (distil.cuh), from a call of the kernel. Its maxima are per tile. Documents' blocks begin
+// anywhere, so with documents the call is split in two (block_documents.cuh), and rows and tiles are those of blocks.
 #pragma once
 #include "attention/blocks/block_documents.cuh"
 #include "attention/blocks/block_tiles.cuh"
 #include "attention/blocks/distil.cuh"
 
-/// The map of the call `a`, which has no output gate. Maxima go to `tile_max` (B, NH, T, tiles) unless the call has a place for them.
-/// `any` (B, N, N) is read and decides nothing.
+/// The map of the call `a`, which has no output gate. Maxima go to `tile_max` (B, NH, T, tiles) unless the call has memory for them.
+/// `any` (B, N, N) stands in for scores: it is read and has no effect.
 template <class Device, class X, class P>
 DenseMap<Wide<X>> dense_map_of_call(Device device, const P& policy, AttentionForward<X> a, Wide<X>* tile_max, const BlockLists& lists,
                                     const Wide<X>* any, const GateShape& s, const BlocksOfDocuments<Device, X>& of_documents) {

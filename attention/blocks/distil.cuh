@@ -1,24 +1,24 @@
-// Gate self-distillation (SeerAttention): the scores of a block gate learn from where dense causal attention looks.
+// Gate self-distillation (SeerAttention): a block gate's scores learn the distribution of dense causal attention over blocks.
 //     R_rc = max over rows i of block r and keys j of block c of P_ij                     the pooled map of dense attention
 //     t_r  = R_r over the blocks c < r, divided by their sum                              the teacher, which has no gradient
 //     p_r  = softmax over c < r of the gate's scores                                      the student
 //     L = lambda (mean over the rows r of all gated heads of KL(t_r || p_r))              dL/dscore = lambda (p - t) / rows
 // R is computed as exp(max over i of (largest z of row i in the block's tiles - LSE_i)) from two outputs of the attention kernel,
 // statistics.tile_max and the log-sum-exp; t is a softmax of these exponents, which is defined however small R is.
-// A token's weight in the objective is 1 / tokens, so each sequence counts T times; of packed documents each is a sequence.
+// A token's weight in the objective is 1 / tokens, so each sequence counts T times. Each packed document counts as a sequence.
 #pragma once
 #include "attention/blocks/block_gate.cuh"
 #include "attention/kernel/call.h"
 
-/// What is distilled: heads from `dense` on, and of each text the rows behind a share of them, `skip`, and behind the first, which has
-/// no block to choose.
+/// The distilled rows: of heads from `dense` on, without the first row of each text, which has no block to choose, and without the
+/// share `skip` of its rows at the start.
 struct Distillation {
     float lambda;
     int dense;
     float skip;
 
-    /// The blocks past which row (b, h, r) is distilled: s.first() to r - 1, or none; and the weight of its divergence, lambda times
-    /// the tokens of its text over the number of rows.
+    /// The blocks over which row (b, h, r) is distilled, s.first() to r - 1 or none, and the weight of its divergence: lambda times
+    /// its text's tokens over the number of rows.
     struct Row {
         int first, end;
         float weight;
@@ -32,7 +32,7 @@ struct Distillation {
     }
 };
 
-/// The maxima (B, NH, T, tiles) and the log-sum-exp (B, NH, T) of dense causal attention. With documents the maxima are by the rows of
+/// The maxima (B, NH, T, tiles) and the log-sum-exp (B, NH, T) of dense causal attention. With documents the maxima are by rows of
 /// blocks (BlockQueries, BlockKeys).
 template <class W>
 struct DenseMap {
@@ -61,7 +61,7 @@ struct DenseMap {
     }
 };
 
-/// What distil() compares: the shape (B, heads, rows, N) of scores, which of a row's are distilled, and the teacher's logarithms.
+/// A teacher for distil(): the shape (B, heads, rows, N) of scores, the distilled part of each row, and the teacher's logarithms.
 template <class W>
 struct BlockTeacher {
     DenseMap<W> map;
@@ -73,8 +73,8 @@ struct BlockTeacher {
     constexpr W exponent(int b, int h, int r, int c) const { return map.exponent(s, b, h, r, c); }
 };
 
-/// dscores (B, heads, rows, N) = the gradient of the objective per unit of dloss, zero where nothing is distilled; divergences
-/// (B, heads, rows) = each row's contribution to the objective. A teacher is a BlockTeacher or another with its members.
+/// dscores (B, heads, rows, N) = the gradient of the objective per unit of dloss, zero outside the distilled rows; divergences
+/// (B, heads, rows) = each row's contribution to the objective. A teacher has BlockTeacher's members.
 template <class X, class Teacher>
 void distil(CPU, X* dscores, X* divergences, const X* scores, const Teacher& teacher) {
     const int N = teacher.s.blocks();
@@ -116,8 +116,8 @@ void scores_of_map(CPU, X* scores, const DenseMap<X>& map, const GateShape& s) {
                 for (int c = s.first(b, r); c < r; c++) scores[s.of_query(b, h, r) * N + c] = map.exponent(s, b, h, r, c);
 }
 
-/// auxiliary (heads) = sums over the rows of divergences (heads / group, rows), of which every head of a group gets an equal part; zero
-/// where rows is 0.
+/// auxiliary (heads) = sums over the rows of divergences (heads / group, rows), divided equally among the heads of a group; zero if
+/// rows is 0.
 template <class X>
 void sum_divergences(CPU, X* auxiliary, const X* divergences, int heads, int rows, int group = 1) {
     for (int n = 0; n < heads; n++) {
@@ -155,7 +155,7 @@ __global__ void distil_kernel(W* dscores, W* divergences, const W* scores, const
     const size_t row = (size_t(b) * teacher.heads() + h) * teacher.rows() + r;
     for (int c = lane; c < N; c += THREADS)
         if (c < of.first || c >= of.end) dscores[row * N + c] = 0;
-    const W* mine = scores + row * N + of.first;   // from here on c counts from there
+    const W* mine = scores + row * N + of.first;   // c counts from the first below
     W* to = dscores + row * N + of.first;
     for (int c = lane; c < of.count(); c += THREADS) to[c] = teacher.exponent(b, h, r, of.first + c);
     const float of_teacher = log_sum(to, of.count(), shared), of_student = log_sum(mine, of.count(), shared);

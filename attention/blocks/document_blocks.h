@@ -1,21 +1,21 @@
-// Blocks of tokens in packed rows (--document-mask, varlen). Blocks are counted from each document's first token; otherwise a document
-// would have other blocks in a row than alone. Documents begin anywhere and their number depends on the data, while memory and launches
-// are planned for T tokens. Both hold because every block of a row has the number
+// Blocks of tokens in packed rows (--document-mask, varlen). Blocks are counted from each document's first token; otherwise a document's
+// blocks would depend on the row. Documents begin anywhere and their number depends on the data, while memory and launches are planned
+// for T tokens. Both are possible because every block of a row has the number
 //     n = (its first token) / stride
-// Numbers are unique if blocks are at least a stride long and lie in one document. They end where those of a single text of T tokens end,
-// and those of a document are consecutive. Some numbers have no block. In a row that is one text, block n begins at n stride.
-// If queries go by blocks too, a document's last block is cut short. Among these and the complete blocks, all but the first of each
-// document follow a complete block, and so have unique numbers: one more than that of the block before.
+// Numbers are unique if blocks are at least a stride long and lie in one document. Their maximum is that of a single text of T tokens, and
+// a document's numbers are consecutive. Some numbers have no block. In a row that is one text, block n begins at n stride.
+// If queries go by blocks too, a document's last block is cut short. All of these blocks but the first of each document follow a
+// complete block. Their number in the row of queries is one more than that block's, and so unique.
 #pragma once
 #include "model/batch.h"
 
-/// Blocks of `length` tokens, one every `stride` of them, that are whole within their document. A row that is one text has further numbers
-/// at its end, of blocks that reach over it. Precondition, with documents: length >= stride.
+/// Blocks of `length` tokens, one every `stride` tokens, that are complete within their document. A row that is one text has further
+/// numbers at its end, of blocks that extend past it. Precondition, with documents: length >= stride.
 struct DocumentBlocks {
     int length, stride, T;
     Documents documents = {};
 
-    /// How many tokens of its document lie before token t, and the number of the document's first block.
+    /// The number of tokens of its document before token t, and the number of the document's first block.
     constexpr int inside(int b, int t) const { return t - start(b, t); }
     constexpr int first(int b, int t) const { return start(b, t) / stride; }
 
@@ -28,13 +28,13 @@ struct DocumentBlocks {
         return t + length <= T && start(b, t + length - 1) == start(b, t) ? t : -1;
     }
 
-    /// The first token of the block behind block n - 1, whole or not; -1: its document has no tokens there. For length == stride.
+    /// The first token of the block after block n - 1, complete or not; -1: its document has no tokens there. For length == stride.
     constexpr int following(int b, int n) const {
         const int before = n > 0 ? begin(b, n - 1) : -1, t = before + length;
         return before >= 0 && t < T && start(b, t) == start(b, before) ? t : -1;
     }
 
-    /// Tokens of token t's document in the row.
+    /// Length of the document of token t.
     constexpr int tokens(int b, int t) const {
         if (!documents) return T;
         int first = t + 1, last = T;   // the next document's first token is among these
@@ -50,14 +50,14 @@ private:
     constexpr int start(int b, int t) const { return documents ? documents.at(b, t) : 0; }
 };
 
-/// Numbers of blocks of a document, from those that count from its first: `chosen` has `slots`, and -1 where there is none.
+/// Converts block numbers `chosen` (slots), counted from a document's first block, to numbers in the row; -1 stays.
 constexpr void number_in_row(int* chosen, int slots, int first) {
     for (int n = 0; n < slots; n++)
         if (chosen[n] >= 0) chosen[n] += first;
 }
 
-/// A `Rows` of keys (kernel/rows.cuh) in which block n has rows n length to (n + 1) length - 1, and so whole tiles, wherever it begins.
-/// Its blocks are as far apart as they are long.
+/// A `Rows` of keys (kernel/rows.cuh): block n has rows n length to (n + 1) length - 1, whole tiles, wherever it begins in the text. For
+/// length == stride.
 struct BlockKeys {
     static constexpr bool per_head = false;
     int count, T;
@@ -74,8 +74,8 @@ struct BlockKeys {
     }
 };
 
-/// A `Rows` of queries: row n length + m is token m of following(n), so that rows of a tile are of one block of queries. Tokens of the
-/// first blocks of documents are in no row.
+/// A `Rows` of queries: row n length + m is token m of following(n), so a tile's rows are of one block. Tokens of documents' first
+/// blocks have no row.
 struct BlockQueries {
     static constexpr bool per_head = false;
     int count, T;

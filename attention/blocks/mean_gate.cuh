@@ -1,4 +1,4 @@
-// MoBA's gate: a token's score of a block is the product of its query with the mean of the block's keys.
+// MoBA's gate: a token's score of a block is the dot product of its query and the block's mean key.
 #pragma once
 #include "attention/blocks/block_rows.cuh"
 #include "attention/blocks/choose_blocks.cuh"
@@ -7,7 +7,7 @@
 #include "attention/scores/each_element.cuh"
 #include "model/device/blas.h"
 
-/// means (B, NKV, blocks, HS) of the keys of each block, by number; 0 for a number without a block. An incomplete block is no row's past.
+/// means (B, NKV, blocks, HS): each block's mean key, by number; 0 without a block. Incomplete blocks are in no row's past.
 template <class X>
 struct BlockMeans {
     Wide<X>* means;
@@ -29,7 +29,7 @@ struct BlockMeans {
     }
 };
 
-/// choice (block_rows.cuh), of every query head: the greatest scores among past blocks.
+/// The choice (block_rows.cuh) of every query head: the past blocks with the greatest scores.
 template <class X>
 void choose_by_means(CPU, int* choice, const BlockMeans<X>& m, const LayerInputs<X>& in, const BlockChoice& c) {
     const int N = m.blocks(), tiles = tiles_of(c.T);
@@ -44,7 +44,7 @@ void choose_by_means(CPU, int* choice, const BlockMeans<X>& m, const LayerInputs
         for (int h = 0; h < c.NH; h++)
             for (int tile = 0; tile < tiles; tile++) {
                 const int t0 = tile * TILE, r = t0 / c.block, rows = std::min(TILE, c.T - t0);
-                std::vector<X> scores(size_t(TILE) * (r + 1));   // of the numbers before r, some of other documents' blocks
+                std::vector<X> scores(size_t(TILE) * (r + 1));   // by number up to r, other documents' blocks included
                 std::vector<int> order;
                 if (r > 0)
                     gemm(Transpose::no, Transpose::yes, rows, r, in.HS, X(1), in.query(in.q, b, t0, h), in.qk_row,

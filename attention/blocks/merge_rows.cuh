@@ -1,10 +1,10 @@
-// Merging the rows of a pass into a softmax that holds the result of other keys already, by log-sum-exps (merge.cuh has the
-// algebra): with (out_0, lse_0) what is there and rows r of the token
+// Merges the rows of a pass into a softmax over other keys by log-sum-exps (algebra in merge.cuh). With the present result (out_0,
+// lse_0) and a token's rows r:
 //     lse = log(exp(lse_0) + sum_r exp(lse_r))     out = exp(lse_0 - lse) out_0 + sum_r exp(lse_r - lse) out_r
 #pragma once
 #include "attention/branches/merge.cuh"
 
-/// Results over the rows of a pass (rows.cuh, with several rows of a token), and those of the text that they join.
+/// Results over the rows of a pass (rows.cuh, with several rows per token), and the text's results, into which they are merged.
 template <class X, class Rows>
 struct RowMerge {
     using W = Wide<X>;
@@ -30,7 +30,7 @@ struct RowMerge {
         return largest + std::log(sum);
     }
 
-    /// Log-sum-exp and statistics, after out has been merged. The entropy is that of choosing a part and one of its keys.
+    /// Writes log-sum-exp and statistics, after out has been merged. The entropy is that of choosing a part and then one of its keys.
     constexpr void finish(int b, int h, int t, W total) const {
         const size_t at = text(b, h, t);
         auto part = [&](W entropy, W own) {
@@ -44,12 +44,12 @@ struct RowMerge {
         });
         const size_t bh = size_t(b) * s.NH + h;
         if (to.tiles && t % TILE == 0)
-            to.tiles[bh * tiles_of(s.T) + t / TILE] += tiles_as_far_on(rows.statistics.tiles, bh, rows.rows.count, s.T, t / TILE);
+            to.tiles[bh * tiles_of(s.T) + t / TILE] += attributed_tiles(rows.statistics.tiles, bh, rows.rows.count, s.T, t / TILE);
         lse[at] = total;
     }
 };
 
-/// For tests: the CPU's kernel goes on from the result that is there (cpu.h).
+/// For tests: the CPU's kernel resumes from the present result (cpu.h).
 template <class X, class Rows>
 void merge_rows(CPU, const RowMerge<X, Rows>& m) {
 #pragma omp parallel for collapse(2)

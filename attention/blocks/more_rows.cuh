@@ -1,13 +1,13 @@
-// Calls of the kernel that join the softmax of an earlier one: rows of queries in an order of their own (rows.cuh), a token in several
-// of them or in none, whose keys are in the order of another `Rows`. Backward they get the log-sum-exp and out of the whole softmax, as
-// in merge.cuh, and add to dq, dk and dv.
-// The CPU's kernel reads rows in place and goes on from the result that is there. On a GPU queries are copied, and keys and values
-// that are not in the text's order too, and results are merged into what is there.
+// Calls of the kernel that extend the softmax of an earlier one: rows of queries in their own order (rows.cuh), in which a token may be
+// several times or never, against keys in the order of another `Rows`. The backward pass takes the log-sum-exp and out of the whole
+// softmax, as in merge.cuh, and adds to dq, dk and dv.
+// The CPU's kernel reads rows in place and resumes from the present result. On a GPU queries are copied, keys and values too unless they
+// are in text order, and the results are merged.
 #pragma once
 #include "attention/blocks/merge_rows.cuh"
 #include "attention/branches/branches.cuh"
 
-/// The policy of rows that visit whole blocks in their past and nothing else. P is the text's policy.
+/// The policy of rows that visit whole past blocks only. P is the text's policy.
 template <class P>
 struct ChosenBlock : P {
     explicit ChosenBlock(const P& text) : P(text) {}
@@ -15,14 +15,14 @@ struct ChosenBlock : P {
     constexpr bool visible(int /*h*/, int /*i*/, int /*j*/) const { return true; }
 };
 
-/// Arguments of such a call from those of the text's. Biases and maxima of tiles, where there are any, are by rows.
+/// Arguments of such a call from the text's. Biases and maxima of tiles, if any, are by rows.
 template <class X, class Rows>
 AttentionForward<X> more_arguments(AttentionForward<X> a, const Rows& rows, const TileList& list) {
     a.T = rows.count, a.list = list, a.documents = {};
     return a;
 }
 
-/// The passes of such calls, with their memory; `a` is of more_arguments().
+/// The passes of such calls, with their memory; `a` is more_arguments().
 template <class Device, class X>
 class MoreRows;
 
@@ -32,7 +32,7 @@ public:
     MoreRows(CPU, BumpAllocator&, const LayerShape&, int /*most*/, const Policy&) {}
 
     template <class Keys>
-    void bring_keys(CPU, const AttentionForward<X>&, const Keys&) const {}
+    void gather_keys(CPU, const AttentionForward<X>&, const Keys&) const {}
 
     template <class P, class Rows, class Keys>
     void forward(CPU device, const P& policy, const AttentionForward<X>& a, const Rows& rows, const Keys& keys) const {
@@ -78,9 +78,9 @@ public:
         k_ = allocator.take<X>(keys), v_ = allocator.take<X>(keys);
     }
 
-    /// Before calls whose keys are `keys` of the text's call `a`.
+    /// Precedes calls whose keys are `keys` of the text's call `a`.
     template <class Keys>
-    void bring_keys(GPU device, const AttentionForward<X>& a, const Keys& keys) const {
+    void gather_keys(GPU device, const AttentionForward<X>& a, const Keys& keys) const {
         if constexpr (!in_place<Keys>)
             gather_rows(device, k_, a.k, keys, key_shape(a)), gather_rows(device, v_, a.v, keys, key_shape(a));
     }
@@ -128,7 +128,7 @@ private:
     }
     static RowShape key_shape(const AttentionForward<X>& a) { return {a.B, a.S, a.NKV, a.NKV, a.HS}; }
 
-    /// The arguments of a call with q in the order of its rows, k and v as bring_keys() has left them.
+    /// The arguments of a call with q in the order of its rows, k and v as gather_keys() leaves them.
     template <class Rows, class Keys>
     AttentionForward<X> gathered(GPU device, AttentionForward<X> a, const Rows& rows, const Keys&) const {
         gather_rows(device, q_, a.q, rows, shape(a, rows));

@@ -1,4 +1,4 @@
-// The block gate for the oracles: pooled, projected, rotated and multiplied in dense loops, sharing no code with block_gate.cuh.
+// The block gate for the tests' oracles: pooling, projection, RoPE and scores in dense loops, sharing no code with block_gate.cuh.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -78,7 +78,7 @@ std::vector<X> naive_token_scores(const LayerInputs<X>& in, const X* wq, const X
     return scores;
 }
 
-/// The same of the oracle: the logarithm of the largest weight of dense attention between the queries of r and the keys of c.
+/// The same for GateQuery::oracle: the logarithm of the largest weight of dense attention between queries of r and keys of c.
 template <class X>
 std::vector<X> naive_dense_map(const LayerInputs<X>& in, int block) {
     const int N = (in.T + block - 1) / block;
@@ -97,8 +97,8 @@ std::vector<X> naive_dense_map(const LayerInputs<X>& in, int block) {
     return map;
 }
 
-/// Which blocks c < r of one row of scores are chosen: block 0 where there is a sink; of the rest the `top` with the largest
-/// scores, or, where threshold is not negative, those whose share of the softmax is above it.
+/// Whether each block c < r of one row of scores is chosen: block 0 if there is a sink; of the rest the `top` with the largest scores,
+/// or, if threshold is not negative, those whose share of the softmax is above it.
 template <class X>
 std::vector<bool> naive_choice(const X* scores, int r, bool sink, int top, double threshold) {
     std::vector<int> candidates;

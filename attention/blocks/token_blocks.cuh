@@ -1,10 +1,10 @@
-// Attention in which every token selects blocks of keys: the passes over a given selection (defined in block_rows.cuh). Blocks that need
-// no selection (a token's own, causally, those just before it, the first ones) are a mask on the text. The selected ones join the same
-// softmax, with query rows gathered by block and keys and values in place:
+// Attention in which every token selects blocks of keys: the passes over a given choice (block_rows.cuh). Blocks that need no choice (a
+// token's own, causally, those just before it, the first ones) are a mask on the text. The chosen ones extend the same softmax, with
+// query rows gathered by block and keys and values in place:
 //     lse_i = log sum over all visible j of exp(a_ij)     P_ij = exp(a_ij - lse_i)     D_i = <dO_i, O_i>
-// Backward every call gets the lse and D of the whole softmax; dq is summed over the rows of a token, dk and dv come out in place.
-// The CPU's kernel takes all slots at once. On a GPU queries are copied (more_rows.cuh), and so a few slots at a time.
-// Blocks of packed documents begin anywhere (document_blocks.h): the keys of chosen ones are read by block, as BlockKeys has them.
+// Backward every call takes the lse and D of the whole softmax; dq is summed over a token's rows, dk and dv come out in place.
+// The CPU's kernel takes all slots at once. On a GPU queries are copied (more_rows.cuh), so a pass takes a few slots.
+// Blocks of packed documents begin anywhere (document_blocks.h): chosen keys are read by block, as in BlockKeys.
 #pragma once
 #include "attention/blocks/block_rows.cuh"
 #include "attention/blocks/choose_blocks.cuh"
@@ -18,11 +18,11 @@ struct ForcedBlocks : Policy {
         : Policy(p), block(block_), leading(leading_), local(local_) {}
     constexpr bool forced(int r, int c) const { return c < leading || c > r - local; }
 
-    /// Blocks of a text of T tokens that its last token does not see without choosing.
+    /// Number of a text's blocks among which its last token chooses, for T tokens.
     constexpr int candidates(int T) const { return candidates_of({.leading = leading, .local = local}, (T - 1) / block); }
-    /// Most blocks that a token chooses, where it may choose `top`.
+    /// Maximum number of blocks that a token chooses, if it may choose `top`.
     constexpr int slots(int top, int T) const { return std::min(top, candidates(T)); }
-    /// This mask, or that of all blocks where `top` are enough for all candidates: nothing is chosen then, and attention is causal.
+    /// This mask; or, where `top` covers all candidates, that of all blocks: nothing is chosen then, and attention is causal.
     constexpr ForcedBlocks in_text(int top, int T) const { return candidates(T) <= top ? ForcedBlocks(*this, block, INT_MAX, 1) : *this; }
 
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
@@ -34,8 +34,8 @@ struct ForcedBlocks : Policy {
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && forced(i / block, j / block); }
 };
 
-/// Pairs and tiles of `heads` heads over a sequence of T, where each token chooses `slots` of its past blocks besides the forced. A
-/// tile of rows that is full counts as one for each of its block's tiles.
+/// Pairs and tiles of `heads` heads over T tokens, each of which chooses `slots` past blocks besides the forced ones. A full tile of
+/// rows counts as one for each of its block's tiles.
 inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int heads, int T) {
     PairCount count = count_pairs(forced, 1, T);
     for (int r = 0; r * forced.block < T; r++) {
@@ -47,7 +47,7 @@ inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int
     return {count.pairs * heads, count.tiles * heads};
 }
 
-/// The arguments of a layer whose calls are those of TokenBlocks alone, which have different tiles.
+/// The arguments of a layer that calls TokenBlocks only: no tile_max, because its calls have different tiles.
 template <class X>
 AttentionForward<X> token_block_arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
     statistics.tile_max = nullptr;
@@ -57,7 +57,7 @@ AttentionForward<X> token_block_arguments(const LayerInputs<X>& in, const LayerS
 /// A layer's passes over a choice, with their memory.
 template <class Device, class X>
 class TokenBlocks {
-    static constexpr int AT_ONCE = std::is_same_v<Device, CPU> ? INT_MAX : 4;   // slots of a pass
+    static constexpr int AT_ONCE = std::is_same_v<Device, CPU> ? INT_MAX : 4;   // slots per pass
 
 public:
     TokenBlocks(Device device, BumpAllocator& allocator, const LayerShape& s, const BlockChoice& choice, const Policy& policy)
@@ -66,7 +66,7 @@ public:
         kernel_ = allocator.take<std::byte>(attention_workspace(device, policy, s.B, std::max(s.T, rows_.count), s.T, s.NH));
     }
 
-    /// `forced` is a ForcedBlocks, `a` a call of the text without a mask, `choice` in block_rows.cuh.
+    /// `forced` is a ForcedBlocks, `a` a call of the text without a mask, `choice` as in block_rows.cuh.
     template <class P>
     void forward(Device device, const P& forced, const AttentionForward<X>& a, const int* choice) const {
         attention_forward(device, forced, a);
@@ -91,7 +91,7 @@ private:
         if (rows_.slots == 0) return;
         a.statistics.tile_max = nullptr;
         with_keys(a, [&](const auto& keys) {
-            more_.bring_keys(device, a, keys);
+            more_.gather_keys(device, a, keys);
             for (int first = 0; first < rows_.choice.slots; first += rows_.slots) {
                 BlockRows rows = rows_;
                 rows.first = first, rows.slots = std::min(rows_.slots, rows.choice.slots - first);
@@ -106,7 +106,7 @@ private:
     void with_keys(const AttentionForward<X>& a, Use use) const {
         const int block = rows_.choice.block;
         if (a.documents) use(BlockKeys({block, block, a.S, a.documents}));
-        else use(RowsInOrder());   // where neighbours are neighbours in memory
+        else use(RowsInOrder());   // here neighbours are neighbours in memory
     }
 
     BlockRows rows_;

@@ -2,8 +2,8 @@
 //     qg_t = RoPE(Wq [q_t of the head's g query heads], position of t)     Wq (NKV, HS, g HS)
 //     kg_c = RoPE(Wk [max; min; mean of k over block c], position of c's first token)     Wk (NKV, HS, 3 HS), as in block_gate.cuh
 //     score_tc = HS^-1/2 qg_t.kg_c
-// Scores are for blocks that end before the token's own begins. q and k are those before RoPE, and count as constant: what the gate
-// learns changes Wq and Wk alone. Blocks of packed documents: document_blocks.h.
+// Only past blocks have scores: those that end before the token's own begins. q and k are taken before RoPE and count as constants: the
+// gate's gradient reaches Wq and Wk alone. Blocks of packed documents: document_blocks.h.
 #pragma once
 #include "attention/blocks/block_rows.cuh"
 #include "attention/blocks/choose_blocks.cuh"
@@ -14,7 +14,7 @@ template <class W>
 struct TokenGate {
     GateShape s;
     GateMemory<W> of_keys;
-    int* positions;        // (B, NKV, T) that queries are rotated to
+    int* positions;        // (B, NKV, T) RoPE positions of queries
     W *queries, *scores;   // (B, NKV, T, HS) qg, (B, NKV, T, N)
 
     TokenGate(BumpAllocator& allocator, const GateShape& shape) : s(shape), of_keys(allocator, shape.without_queries()) {
@@ -30,7 +30,7 @@ struct TokenGate {
     constexpr int past(int b, int t) const { return s.in_row().inside(b, t) / s.block; }
 };
 
-/// As far behind the first tokens of its document's blocks, which rotate_blocks() has at n block, as in the document alone.
+/// Positions of gate queries: as far from their document's blocks, which rotate_blocks() places at n block, as in the document alone.
 template <class W>
 struct PlaceGateQueries {
     TokenGate<W> gate;
@@ -49,7 +49,7 @@ void rotate_gate_queries(Device device, const TokenGate<Wide<X>>& gate, const La
                  s.B * s.NKV, s.T, 1, s.HS, direction, {.of_token = gate.positions});
 }
 
-/// gate.scores and everything that they are computed from.
+/// Computes gate.scores and all their intermediate results.
 template <class Device, class X>
 void token_gate_scores(Device device, const TokenGate<Wide<X>>& gate, const LayerInputs<X>& in, const X* wq, const X* wk) {
     using W = Wide<X>;
@@ -69,8 +69,8 @@ void token_gate_scores(Device device, const TokenGate<Wide<X>>& gate, const Laye
 
 // ---- the choice
 
-/// Of a token's chosen blocks, from choose_blocks(), keeps those whose share in the softmax of all past ones is above the threshold,
-/// unless that is negative; and turns their numbers into those in the row. `scores` are of the past blocks.
+/// Keeps those of a token's chosen blocks (choose_blocks()) whose share in the softmax over all past blocks is above the threshold, all if
+/// it is negative; converts them to numbers in the row. `scores` are the past blocks'.
 template <class W>
 constexpr void finish_choice(int* to, int slots, const W* scores, int past, int first, float threshold) {
     const TileChoice rule{.threshold = threshold};
@@ -82,7 +82,7 @@ constexpr void finish_choice(int* to, int slots, const W* scores, int past, int 
     number_in_row(to, slots, first);
 }
 
-/// choice (block_rows.cuh) of every key/value head: of a token's past blocks the c.slots with the greatest scores.
+/// The choice (block_rows.cuh) of every key/value head: each token's c.slots past blocks with the greatest scores.
 template <class W>
 void choose_by_gate(CPU, int* choice, const TokenGate<W>& gate, const BlockChoice& c, float threshold) {
 #pragma omp parallel
@@ -119,9 +119,9 @@ inline void choose_by_gate(GPU device, int* choice, const TokenGate<float>& gate
 
 #endif
 
-// ---- what the gate learns
+// ---- distillation
 
-/// For distil(): the greatest weight that any query head of the group gives to a key of the block.
+/// A teacher for distil(): the greatest weight that a query head of the group gives to a key of the block.
 template <class W>
 struct TokenTeacher {
     DenseMap<W> map;
@@ -144,8 +144,8 @@ struct TokenTeacher {
     }
 };
 
-/// dwq and dwk, overwritten, from dscores (B, NKV, T, N), zero for blocks that are not in a token's past. gate.queries becomes their
-/// gradient, and dkeys (B, NKV, N, HS) that of the keys.
+/// Computes dwq and dwk (overwritten) from dscores (B, NKV, T, N), which are zero outside a token's past. gate.queries and dkeys
+/// (B, NKV, N, HS) become the gradients of queries and keys.
 template <class Device, class X>
 void token_gate_backward(Device device, Wide<X>* dwq, Wide<X>* dwk, Wide<X>* dkeys, const Wide<X>* dscores,
                          const TokenGate<Wide<X>>& gate, const LayerInputs<X>& in) {

@@ -24,8 +24,8 @@ struct WindowBranch : Policy {
     constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
 };
 
-/// Arguments of a branch's call: q, k, v, out, lse and statistics are the text's; the R rows are the branch's, and so are their
-/// `positions` (B, NH, R), which the policy judges; null: the index; -1: padding.
+/// Arguments of a branch's call: q, k, v, out, lse and statistics of the text, R rows of the branch. The policy judges `positions`
+/// (B, NH, R) of the rows; null: their indices; -1: padding.
 template <class X, class Rows>
 AttentionForward<X> branch_arguments(const LayerInputs<X>& in, const Rows& rows, const LayerState<X>& state,
                                      Statistics<X> statistics = {}, const int* positions = nullptr) {
@@ -35,7 +35,7 @@ AttentionForward<X> branch_arguments(const LayerInputs<X>& in, const Rows& rows,
     a.q_position = a.k_position = positions;
     return a;
 }
-/// And of its backward pass, without the workspace.
+/// Arguments of its backward pass, without the workspace.
 template <class X>
 AttentionBackward<X> branch_gradients(const X* dout, const QkvGradients<X>& to) {
     AttentionBackward<X> g{};
@@ -91,7 +91,7 @@ public:
 template <class X, class Rows>
 class BranchesBackward<CPU, X, Rows> {
 public:
-    /// Memory for branches of no more rows than `longest`, one after the other.
+    /// Memory for one branch at a time, of at most the rows of `longest`.
     BranchesBackward(BumpAllocator&, const LayerShape&, const Rows& /*longest*/, size_t /*kernel_bytes*/) {}
     std::byte* kernel_workspace() const { return nullptr; }
 
@@ -114,7 +114,7 @@ public:
     }
 };
 
-// ---- gathered branches: on a GPU, and those of routing, where a token may have several rows
+// ---- gathered branches: on a GPU, and in routing, where a token may have several rows
 
 /// Memory for the inputs of a branch of R rows. Query heads of a group share keys and values where they have the same rows (KV =
 /// NKV); otherwise each has its own (KV = NH).
@@ -129,7 +129,7 @@ struct BranchInputs {
     }
 };
 
-/// Memory for its results.
+/// Memory for a branch's results.
 template <class X>
 struct BranchResults {
     X* out;         // (B, R, NH, HS)
@@ -138,7 +138,7 @@ struct BranchResults {
 
     BranchResults(BumpAllocator& allocator, const LayerShape& s, int R)
         : BranchResults(allocator.take<X>(size_t(s.B) * s.NH * R * s.HS), allocator, s, R) {}
-    /// For a branch that writes its out where the merged one will be (merge_forward()).
+    /// For a branch whose out takes the memory of the merged one (merge_forward()).
     BranchResults(X* out_, BumpAllocator& allocator, const LayerShape& s, int R) : out(out_) {
         const size_t rows = size_t(s.B) * s.NH * R;
         lse = allocator.take<Wide<X>>(rows);
@@ -146,12 +146,12 @@ struct BranchResults {
         statistics.tiles = allocator.take<Wide<X>>(size_t(s.B) * s.NH * tiles_of(R));
     }
 
-    /// The statistics that merging needs for the requested ones in `asked`.
-    Statistics<X> statistics_for(const Statistics<X>& asked) const {
+    /// The statistics of the branch that merging needs for the `requested` ones.
+    Statistics<X> statistics_for(const Statistics<X>& requested) const {
         Statistics<X> own;
-        if (asked.entropy) own.entropy = statistics.entropy;
-        if (asked.pairs) own.pairs = statistics.pairs;
-        if (asked.tiles) own.tiles = statistics.tiles;
+        if (requested.entropy) own.entropy = statistics.entropy;
+        if (requested.pairs) own.pairs = statistics.pairs;
+        if (requested.tiles) own.tiles = statistics.tiles;
         return own;
     }
     template <class Rows>
@@ -235,7 +235,7 @@ public:
         dq_ = allocator.take<W>(queries), dk_ = allocator.take<W>(keys), dv_ = allocator.take<X>(keys);
         kernel_ = allocator.take<std::byte>(kernel_bytes);
     }
-    /// Of kernel_bytes; free for the caller's own kernel calls between those of add().
+    /// kernel_bytes of memory, free for the caller's own kernel calls between calls of add().
     std::byte* kernel_workspace() const { return kernel_; }
 
     template <class P>

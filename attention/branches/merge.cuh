@@ -62,7 +62,7 @@ struct Branches {
 /// same fraction of the length, so that sums over a head are right (on the CPU, ForwardCall::add_visited()).
 /// `of_branch` (B, NH, tiles_of(R)).
 template <class W>
-constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int tile) {
+constexpr W attributed_tiles(const W* of_branch, size_t bh, int R, int T, int tile) {
     const int mine = tiles_of(R), of_text = tiles_of(T);
     const int first = (tile * mine + of_text - 1) / of_text, end = ((tile + 1) * mine + of_text - 1) / of_text;
     W sum = 0;
@@ -70,7 +70,7 @@ constexpr W tiles_as_far_on(const W* of_branch, size_t bh, int R, int T, int til
     return sum;
 }
 
-/// Writes the statistics of token t, whose merged log-sum-exp is `lse`: the kernels' counts, added up, and the entropy of choosing
+/// Writes the statistics of token t, whose merged log-sum-exp is `lse`: the sums of the kernels' counts, and the entropy of choosing
 /// a branch and then one of its keys,
 ///     sum_n w_n (entropy_n - log w_n),
 /// which is that of the merged softmax when no two branches share a key. tile_max is not merged: branches have different tiles.
@@ -85,14 +85,14 @@ constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Bran
         const size_t from = bh * one.rows.count + size_t(std::max(0, one.rows.row(b, h, t)));
         if (to.entropy && own > Wide<X>(-INFINITY)) entropy += merge_weight(own, lse) * (one.statistics.entropy[from] + lse - own);
         if (to.pairs && one.rows.row(b, h, t) >= 0) pairs += one.statistics.pairs[from];
-        if (to.tiles && t % TILE == 0) tiles += tiles_as_far_on(one.statistics.tiles, bh, one.rows.count, s.T, t / TILE);
+        if (to.tiles && t % TILE == 0) tiles += attributed_tiles(one.statistics.tiles, bh, one.rows.count, s.T, t / TILE);
     }
     if (to.entropy) to.entropy[bh * s.T + t] = entropy;
     if (to.pairs) to.pairs[bh * s.T + t] = pairs;
     if (to.tiles && t % TILE == 0) to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles;
 }
 
-/// out (B, T, NH, HS), lse (B, NH, T) and the requested statistics.
+/// Writes out (B, T, NH, HS), lse (B, NH, T) and the requested statistics.
 template <class X, class Rows>
 void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, const RowShape& s, const Statistics<X>& statistics) {
 #pragma omp parallel for collapse(2)
@@ -136,8 +136,7 @@ __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__
     }
 }
 
-/// The same. The first branch's out may be the memory of the merged one if its rows are those of the
-/// text; nothing else may be shared.
+/// The same. The first branch's out may be the memory of the merged one if its rows are the text's; nothing else may be shared.
 /// Precondition: HS a multiple of 8.
 template <class X, class Rows>
 void merge_forward(GPU device, X* out, float* lse, const Branches<X, Rows>& all, const RowShape& s,

@@ -1,5 +1,5 @@
 // Branches (rows.cuh) in which a token may have several rows, as in overlapping clusters: the outputs of its rows are averaged with
-// equal weights, and a token without rows has 0. With m rows of token t
+// equal weights, and a token without rows gets 0. With m rows of token t
 //     out_t = 1/m sum_r out_r     dout_r = dout_t / m
 // Unlike in merge.cuh every row keeps its own softmax, and its backward pass needs its own output and log-sum-exp. A token's rows
 // are a linked list: a branch of R rows needs 2 R + T integers per head, however often a token occurs.
@@ -41,8 +41,8 @@ inline void link_rows(CPU, const RepeatedRows& rows, int B, int /*distinct*/) {
         }
 }
 
-/// Log-sum-exp and statistics of token t: the averages of its rows' log-sum-exps (-infinity without rows) and entropies, and
-/// the sums of the kernel's counts.
+/// Log-sum-exp and statistics of token t: averages of its rows' log-sum-exps (-infinity without rows) and entropies, and sums of the
+/// kernel's counts.
 template <class X>
 constexpr void average_statistics(Wide<X>* lse, const Statistics<X>& to, const Branch<X, RepeatedRows>& from, const RowShape& s,
                                   int b, int h, int t) {
@@ -59,10 +59,10 @@ constexpr void average_statistics(Wide<X>* lse, const Statistics<X>& to, const B
     if (to.entropy) to.entropy[home] = share * entropy;
     if (to.pairs) to.pairs[home] = pairs;
     if (to.tiles && t % TILE == 0)
-        to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles_as_far_on(from.statistics.tiles, bh, from.rows.count, s.T, t / TILE);
+        to.tiles[bh * tiles_of(s.T) + t / TILE] = attributed_tiles(from.statistics.tiles, bh, from.rows.count, s.T, t / TILE);
 }
 
-/// out (B, T, NH, HS), lse (B, NH, T) and the requested statistics.
+/// Writes out (B, T, NH, HS), lse (B, NH, T) and the requested statistics.
 template <class X>
 void average_rows(CPU, X* out, Wide<X>* lse, const Branch<X, RepeatedRows>& from, const RowShape& s,
                   const Statistics<X>& statistics) {

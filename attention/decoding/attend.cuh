@@ -1,7 +1,7 @@
 // Single-token decode: one query per head and sequence against the KV cache. A layer's forward() with a DecodeStep as its device
 // computes the newest row of each sequence; a kernel call in it appends the rows' keys to the caches and reads the whole caches.
 //
-// On the CPU a step is one row. Scores, masks and running softmax are those of cpu.h. There is no tile of queries to share a
+// On the CPU a step is one row. Scores, masks and running softmax are shared with cpu.h. There is no tile of queries to share a
 // transposed K, so each key is read once, in place.
 //
 // On a GPU a step is a row of each of several sequences. A row needs few multiplications per number that it reads, so it is bound
@@ -25,14 +25,14 @@
 template <class Device, class X, class Slots = RingSlots>
 struct DecodeStep;
 
-/// On the CPU, one row of one sequence: in.B = in.T = 1.
+/// One row of one sequence on the CPU: in.B = in.T = 1.
 template <class X, class Slots>
 struct DecodeStep<CPU, X, Slots> : CPU {
     KVCache<CPU, X, Slots>& keys;   // of the previous tokens
 };
 
 #ifdef WITH_GPU
-/// On a GPU, one row of each of in.B sequences: in.T = 1.
+/// One row of each of in.B sequences on a GPU: in.T = 1.
 template <class X, class Slots>
 struct DecodeStep<GPU, X, Slots> : GPU {
     KVCache<GPU, X, Slots> keys;   // of the previous tokens

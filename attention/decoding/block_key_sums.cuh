@@ -1,5 +1,4 @@
-// The sums of the keys of blocks that a text has begun, which decoding keeps where a mechanism scores blocks by their mean keys. Blocks
-// may overlap (BlockGrid).
+// Sums of the keys of blocks that have begun, for mechanisms that score blocks by their mean keys. Blocks may overlap (BlockGrid).
 #pragma once
 #include <algorithm>
 
@@ -7,15 +6,15 @@
 #include "attention/nsa/compress.cuh"
 #include "attention/scores/each_element.cuh"
 
-/// The blocks that have begun within T tokens.
-constexpr int begun(const BlockGrid& grid, int T) { return (T + grid.d - 1) / grid.d; }
-/// The first block that token t is in; the last is t / grid.d.
-constexpr int first_with(const BlockGrid& grid, int t) { return t < grid.l ? 0 : (t - grid.l) / grid.d + 1; }
+/// Number of blocks that have begun within T tokens.
+constexpr int begun_blocks(const BlockGrid& grid, int T) { return (T + grid.d - 1) / grid.d; }
+/// The first block that contains token t; the last is t / grid.d.
+constexpr int first_block_of(const BlockGrid& grid, int t) { return t < grid.l ? 0 : (t - grid.l) / grid.d + 1; }
 
 template <class Device, class X>
 struct BlockKeySums;
 
-/// Of one sequence.
+/// Sums of one sequence.
 template <class X>
 struct BlockKeySums<CPU, X> {
     BlockGrid grid;
@@ -24,22 +23,22 @@ struct BlockKeySums<CPU, X> {
     X* sums;      // (blocks, NKV, HS)
 
     BlockKeySums(const BlockGrid& grid_, BumpAllocator& memory, const CacheRoom& room)
-        : grid(grid_), row(size_t(room.NKV) * room.HS), sums(memory.take<X>(begun(grid, room.T) * row)) {}
+        : grid(grid_), row(size_t(room.NKV) * room.HS), sums(memory.take<X>(begun_blocks(grid, room.T) * row)) {}
 
     void prefill(const LayerInputs<X>& in) {
         for (int t = 0; t < in.T; t++) append(in.k + t * in.qk_row);
     }
-    /// The key (NKV, HS) of the next token.
+    /// Adds the key (NKV, HS) of the next token.
     void append(const X* k) {
         const int t = tokens++;
-        for (int c = first_with(grid, t); c <= t / grid.d && t < c * grid.d + grid.l; c++)
+        for (int c = first_block_of(grid, t); c <= t / grid.d && t < c * grid.d + grid.l; c++)
             for (size_t d = 0; d < row; d++) sums[c * row + d] = t == c * grid.d ? k[d] : sums[c * row + d] + k[d];
     }
 };
 
 #ifdef WITH_GPU
 
-/// Block c of a sequence of T tokens.
+/// Sums block c of a sequence of T tokens.
 template <class X>
 struct SumBegunBlocks {
     float* sums;   // (blocks, NKV, HS) of the sequence
@@ -53,7 +52,7 @@ struct SumBegunBlocks {
     }
 };
 
-/// Adds the rows' tokens to the blocks that they are in.
+/// Adds the rows' tokens to the blocks that contain them.
 template <class X>
 struct AddToBegunBlocks {
     float* sums;   // (sequences, blocks, NKV, HS)
@@ -63,14 +62,14 @@ struct AddToBegunBlocks {
     int blocks, width;
     constexpr void operator()(unsigned b, int d) const {
         const int t = rows.position[b];
-        for (int c = first_with(grid, t); c <= t / grid.d && t < c * grid.d + grid.l; c++) {
+        for (int c = first_block_of(grid, t); c <= t / grid.d && t < c * grid.d + grid.l; c++) {
             float& sum = sums[(size_t(rows.sequence[b]) * blocks + c) * width + d];
             sum = (t == c * grid.d ? 0.0f : sum) + widened(k.data[b * k.row + d]);
         }
     }
 };
 
-/// Of all sequences of the cache.
+/// Sums of all sequences in the cache.
 template <class X>
 struct BlockKeySums<GPU, X> {
     BlockGrid grid;
@@ -78,10 +77,11 @@ struct BlockKeySums<GPU, X> {
     float* sums;         // (sequences, blocks, NKV, HS)
 
     BlockKeySums(const BlockGrid& grid_, BumpAllocator& memory, const CacheRoom& room)
-        : grid(grid_), blocks(begun(grid, room.T)), width(room.NKV * room.HS), sums(memory.take<float>(size_t(room.B) * blocks * width)) {}
+        : grid(grid_), blocks(begun_blocks(grid, room.T)), width(room.NKV * room.HS),
+          sums(memory.take<float>(size_t(room.B) * blocks * width)) {}
 
     void prefill(const GPU& device, int sequence, const LayerInputs<X>& in) const {
-        each_element(device, begun(grid, in.T), width,
+        each_element(device, begun_blocks(grid, in.T), width,
                      SumBegunBlocks<X>{sums + size_t(sequence) * blocks * width, {in.k, in.qk_row}, grid, in.T, width});
     }
     template <class Step>

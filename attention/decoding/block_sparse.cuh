@@ -18,18 +18,18 @@ struct BlockGateUse {
 
     BlockGateUse(const BlockSparse& b, const X* weights)
         : wq(weights + b.wq.offset), wk(weights + b.wk.offset), choice(b.choice), visits_all(b.mask == BlockMask::soft) {}
-    /// For keys alone.
+    /// For gate keys without queries.
     explicit BlockGateUse(const X* wk_) : wq(nullptr), wk(wk_), visits_all(false) {}
 };
 
-/// What the gate keeps: of one sequence on the CPU, of several on a GPU.
+/// The gate's state: of one sequence on the CPU, of several on a GPU.
 template <class Device, class X>
 class GateState;
 
 template <class X>
 class GateState<CPU, X> {
 public:
-    /// room.blocks() blocks at most.
+    /// Capacity: room.blocks() blocks.
     GateState(BumpAllocator& memory, const GateShape& room) : s_(room) {
         const size_t N = s_.blocks(), keys = row(s_.NKV), queries = row(s_.NH);
         gate_keys_ = memory.take<X>(N * keys), pooled_ = memory.take<X>(3 * keys);
@@ -67,7 +67,7 @@ private:
         for (size_t d = 0; d < row(s_.NH); d++) query_sum_[d] = place ? query_sum_[d] + q[d] : q[d];
     }
 
-    /// The gate's key of block c.
+    /// Computes the gate's key of block c.
     void complete(const LayerInputs<X>& in, int c, const BlockGateUse<X>& use) {
         const int HS = s_.HS;
         X* const keys = gate_keys_ + c * row(s_.NKV);
@@ -81,7 +81,7 @@ private:
         rotate(keys, s_.NKV, in, c);
     }
 
-    /// Scores and visits of block r, whose first token has the queries q (NH, HS).
+    /// Computes scores and visits of block r, whose first token has the queries q (NH, HS).
     void choose(const LayerInputs<X>& in, const X* q, int r, const BlockGateUse<X>& use) {
         const int HS = s_.HS, N = s_.blocks(), group = s_.NH / s_.NKV;
         const bool first = s_.query == GateQuery::first;
@@ -106,7 +106,7 @@ private:
         }
     }
 
-    /// In place, to the position of block c's first token.
+    /// Applies RoPE in place, for the position of block c's first token.
     void rotate(X* x, int heads, const LayerInputs<X>& in, int c) const {
         const size_t width = row(heads);
         rotate_heads(CPU{}, Heads<X>{x, width}, Heads<const X>{x, width},
@@ -116,8 +116,8 @@ private:
     GateShape s_;
     int tokens_ = 0;
     X* gate_keys_;               // (blocks, NKV, HS) kg
-    X* pooled_;                  // (3, NKV, HS) greatest, smallest and sum of the keys of the last block
-    X *query_sum_, *gate_query_; // (NH, HS) of the last block
+    X* pooled_;                  // (3, NKV, HS) greatest, smallest and sum of the keys of the newest block
+    X *query_sum_, *gate_query_; // (NH, HS) of the newest block
     X* scores_;                  // (NH, blocks)
     char* visits_;               // (NH, blocks)
 };
@@ -156,7 +156,7 @@ public:
     GateShape s;        // of s.B sequences of at most s.T tokens
     float* gate_keys;   // (sequences, NKV, blocks, HS)
     float* pooled;      // (sequences, NKV, 3, HS) greatest, smallest and sum of the keys of the newest block
-    float* query_sum;   // (sequences, NH, HS) of the last block
+    float* query_sum;   // (sequences, NH, HS) of the newest block
     float* scores;      // (sequences, NH, blocks)
     char* visits;       // (sequences, NH, blocks)
 
@@ -170,7 +170,7 @@ public:
 
 /// The mask and the biases of the rows of a step. `dense`: the first heads, without a gate.
 struct BlocksOfSequences : BiasedTiles {
-    const float* scores;   // GateState's, from the row's sequence on
+    const float* scores;   // as in GateState, from the row's sequence on
     const char* visits;
     int NH, blocks, block, dense;
     bool biased;
@@ -194,7 +194,7 @@ struct BlocksOfSequences : BiasedTiles {
 
 namespace block_gate_decoding {
 
-inline constexpr int THREADS = 128;   // for each number of a head
+inline constexpr int THREADS = 128;   // one per element of a head
 
 struct Shared {
     float inputs[3 * THREADS], product[THREADS];
@@ -216,7 +216,7 @@ __device__ void project(Shared& shared, const X* weight, const Y* inputs, int wi
     __syncthreads();
 }
 
-/// scores (r) of the product and the keys of the first r blocks.
+/// Computes scores (r) from the product and the keys of the first r blocks.
 template <class X>
 __device__ void score_blocks(float* scores, const Shared& shared, const GateState<GPU, X>& to, int sequence, int kv, int r) {
     const GateShape& s = to.s;
@@ -229,7 +229,7 @@ __device__ void score_blocks(float* scores, const Shared& shared, const GateStat
     __syncthreads();
 }
 
-/// Scores and visits of block r for query head h of a sequence, whose first token has the query q (HS).
+/// Computes scores and visits of block r for query head h of a sequence. q (HS) is its first token's query.
 template <class X>
 __device__ void choose(Shared& shared, const GateState<GPU, X>& to, const LayerInputs<X>& in, const BlockGateUse<X>& use,
                        int sequence, int h, int r, const X* q, float query_sum) {
@@ -245,7 +245,7 @@ __device__ void choose(Shared& shared, const GateState<GPU, X>& to, const LayerI
         to.visits[row + c] = use.visits_all || chosen(to.scores + row, use.choice, softmax, h, r, c);
 }
 
-/// Tokens first .. last - 1 of query head h, of which a block's first token chooses what its rows visit.
+/// Adds tokens first .. last - 1 of query head h. A block's first token chooses the blocks that its rows visit.
 template <class X>
 __device__ void add_queries(Shared& shared, const GateState<GPU, X>& to, const LayerInputs<X>& in, const BlockGateUse<X>& use,
                             int b, int sequence, int h, int first, int last) {
@@ -263,7 +263,7 @@ __device__ void add_queries(Shared& shared, const GateState<GPU, X>& to, const L
     if (d < to.s.HS) *kept = sum;
 }
 
-/// Tokens first .. last - 1 of key head kv, all in one block.
+/// Adds tokens first .. last - 1 of key head kv, all in one block.
 template <class X>
 __device__ void add_keys(Shared& shared, const GateState<GPU, X>& to, const LayerInputs<X>& in, const BlockGateUse<X>& use, int b,
                          int sequence, int kv, int first, int last) {
@@ -286,14 +286,14 @@ __device__ void add_keys(Shared& shared, const GateState<GPU, X>& to, const Laye
     if (d < HS) to.gate_keys[s.of_key(sequence, kv, c) * HS + d] = shared.product[d];
 }
 
-/// Block (kv, c): block c of the first in.T tokens of a sequence.
+/// Block (kv, c): adds block c of the first in.T tokens of a sequence.
 template <class X>
 __global__ void __launch_bounds__(THREADS)
     prompt_keys_kernel(const GateState<GPU, X> to, const LayerInputs<X> in, const BlockGateUse<X> use, int sequence) {
     const int first = int(blockIdx.y) * to.s.block, last = min(in.T, first + to.s.block);
     add_keys(dynamic_shared<Shared>(), to, in, use, 0, sequence, blockIdx.x, first, last);
 }
-/// Block h: the last tokens of them, from the block before the last on.
+/// Block h: adds the last of these tokens, from the second-last block on.
 template <class X>
 __global__ void __launch_bounds__(THREADS)
     prompt_queries_kernel(const GateState<GPU, X> to, const LayerInputs<X> in, const BlockGateUse<X> use, int sequence) {

@@ -26,12 +26,12 @@ struct KeysAndValues {
     }
 };
 
-/// A running sum of a decode step continues that of the token before, which each mechanism keeps in its own way (forgetting.cuh). The
-/// overload for whole sequences would start again at every token.
+/// A running sum of a decode step continues the previous token's, in a way of each mechanism's own (forgetting.cuh). The overload for
+/// whole sequences would start again at every token.
 template <class Device, class X, class Slots, class Task>
 void running_sum(const DecodeStep<Device, X, Slots>&, const Task&, int B, int NH, int T) = delete;
 
-/// The decode state of mechanism A besides keys and values, of one sequence on the CPU and of room.B on a GPU. Specialisations have
+/// The decode state of mechanism A besides keys and values: of one sequence on the CPU, of room.B on a GPU. Specialisations have
 ///     Decoding(const A&, BumpAllocator&, const CacheRoom& room)   takes arrays, whose memory is not cleared between sequences
 ///     prefill(const A&, in, weights, state)                       CPU: the first in.T tokens, given the state of their forward()
 ///     prefill(GPU, int sequence, const A&, in, weights, state)    GPU
@@ -86,7 +86,7 @@ public:
 template <class A, class X>
 class CacheOf<A, GPU, X> final : public CacheInBlock<GPU, X> {
     static_assert(decodes<A, GPU, X>,
-                  "attention/decoding/NAME.cuh specialises Decoding<A, CPU, X>: it needs Decoding<A, GPU, X>, too");
+                  "attention/decoding/NAME.cuh specialises Decoding<A, CPU, X> only; add Decoding<A, GPU, X>");
 
 public:
     CacheOf(const A& mechanism, const CacheRoom& room) : mechanism_(mechanism), room_(room) { lay_out(); }

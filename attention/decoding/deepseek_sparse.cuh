@@ -1,4 +1,4 @@
-// Decoding of DeepSeek sparse attention (attention/deepseek_sparse.cuh): the indexer's keys, and what the newest tokens choose.
+// Decoding of DeepSeek sparse attention (attention/deepseek_sparse.cuh): the indexer's keys, and the newest token's choice.
 #pragma once
 #include "attention/decoding/decoding.cuh"
 #include "attention/decoding/visited.h"
@@ -9,7 +9,7 @@ struct Decoding<deepseek_sparse, CPU, X> {
     Index<X> one;   // of the newest token
     X* keys;        // (room, dim) of the indexer
     X* scores;      // (room) of the newest token
-    char* chosen;   // (room) by it
+    char* chosen;   // (room) by the newest token
     Decoding(const deepseek_sparse& p, BumpAllocator& memory, const CacheRoom& room)
         : one(memory, {1, 1, p.heads, p.dim, p.HS}), keys(memory.take<X>(size_t(room.T) * p.dim)), scores(memory.take<X>(room.T)),
           chosen(memory.take<char>(room.T)) {}
@@ -30,7 +30,7 @@ struct Decoding<deepseek_sparse, CPU, X> {
     }
 
 private:
-    /// Row n of `in` is token t.
+    /// Adds token t, which is row n of `in`.
     void add(const deepseek_sparse& p, LayerInputs<X> in, const X* weights, int n, int t) {
         in.T = 1, in.x += size_t(n) * in.C;
         const Angles<Wide<X>> angles = Angles<Wide<X>>{in.cosine, in.sine}.from(t, in.HS);
@@ -38,7 +38,7 @@ private:
         index_forward(CPU{}, one, in, weights, p.tensors);
         std::copy_n(one.key(0, 0), p.dim, keys + size_t(t) * p.dim);
     }
-    /// The choice of token t, the newest.
+    /// Writes the choice of token t, the newest.
     void choose(const deepseek_sparse& p, int t) {
         const X scale = one.scale();
         std::fill_n(scores, t + 1, X(0));
@@ -55,9 +55,9 @@ private:
 
 #ifdef WITH_GPU
 
-/// Appends the keys of x to their sequences.
+/// Appends the indexer's keys in x to their sequences.
 template <class X>
-struct KeepIndexKeys {
+struct StoreIndexKeys {
     X* keys;   // (sequences, room, D)
     int room;
     Index<X> x;
@@ -69,7 +69,7 @@ struct KeepIndexKeys {
     }
 };
 
-/// Block (key tile, row): I_ts of the row and the keys up to its own, a warp for every fourth.
+/// Block (key tile, row): I_ts of the row and the keys up to its own, one key per warp at a time.
 template <class X>
 __global__ void index_rows_kernel(float* scores, const X* keys, const Index<X> x, const DecodeRows rows, int room, float scale) {
     const int b = blockIdx.y, first = int(blockIdx.x) * TILE, last = min(rows.position[b], first + TILE - 1), D = x.s.D;
@@ -85,8 +85,8 @@ __global__ void index_rows_kernel(float* scores, const X* keys, const Index<X> x
     }
 }
 
-/// One warp per row: `chosen` (sequences, room) of its sequence, the `top` keys with the greatest scores (rows, room), ties to the
-/// earlier.
+/// One warp per row: writes its sequence's `chosen` (sequences, room), the `top` keys with the greatest scores (rows, room), ties going to
+/// earlier keys.
 inline __global__ void choose_for_sequence_kernel(char* chosen, const float* scores, const DecodeRows rows, int room, int top) {
     using namespace choosing;
     const int b = blockIdx.x, lane = threadIdx.x, count = rows.position[b] + 1;
@@ -126,7 +126,7 @@ struct Decoding<deepseek_sparse, GPU, X> {
             in.cosine = angles.from(first, in.HS).cosine, in.sine = angles.from(first, in.HS).sine;
             const Index<X> now = of_tokens(1, in.T);
             index_forward(device, now, in, weights, p.tensors);
-            each_element(device, in.T, now.s.D, KeepIndexKeys<X>{keys, room, now, {{}, sequence, first}});
+            each_element(device, in.T, now.s.D, StoreIndexKeys<X>{keys, room, now, {{}, sequence, first}});
         }
     }
     template <class Step>
@@ -134,7 +134,7 @@ struct Decoding<deepseek_sparse, GPU, X> {
                 LayerState<X>& state) const {
         const Index<X> now = of_tokens(in.B, 1);
         index_forward(step, now, in, weights, p.tensors, {.of_token = step.rows.position});
-        each_element(step, in.B, now.s.D, KeepIndexKeys<X>{keys, room, now, {step.rows}});
+        each_element(step, in.B, now.s.D, StoreIndexKeys<X>{keys, room, now, {step.rows}});
         launch(step, index_rows_kernel<X>, Grid(tiles_of(room), in.B), indexing::THREADS, 0, scores, keys, now, step.rows, room,
                now.scale());
         launch(step, choose_for_sequence_kernel, in.B, WARP, 0, chosen, scores, step.rows, room, p.most());

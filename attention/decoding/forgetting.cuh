@@ -1,5 +1,5 @@
-// Decoding of forgetting attention (attention/forgetting.cuh): a token's running sum goes on from the one of the token before it,
-// in two parts among the cached features of columns.
+// Decoding of forgetting attention (attention/forgetting.cuh): a token's running sum continues the previous token's, which is in two
+// parts among the cached features of columns.
 #pragma once
 #include "attention/decoding/decoding.cuh"
 #include "attention/forgetting.cuh"
@@ -13,7 +13,7 @@ void running_sum(const DecodeStep<CPU, X, Slots>& step, const ForgetForward<X>& 
 }
 
 #ifdef WITH_GPU
-/// Block b: row b, a thread for each head.
+/// Block b: row b, one thread per head.
 template <class X, class Slots>
 __global__ void running_sum_of_rows_kernel(const ForgetForward<X> task, const KVCache<GPU, X, Slots> keys, const DecodeRows rows) {
     const int b = blockIdx.x, slots = keys.slots.count(), last = keys.slots.slot(rows.position[b] - 1);

@@ -30,7 +30,7 @@ struct Decoding<infllm_v2, CPU, X> {
     }
 
 private:
-    /// (NKV, rule.top) of token t.
+    /// The choice (NKV, rule.top) of token t.
     std::vector<int> choose(const infllm_v2& m, const LayerInputs<X>& in, const TileChoice& rule, int t) const {
         const int own = t / TILE, complete = m.grid.complete(t + 1), group = in.NH / in.NKV;
         Importance<X> importance{};
@@ -88,14 +88,14 @@ __global__ void choose_largest_kernel(int* choice, float* work, int width, const
 
 template <class X>
 struct Decoding<infllm_v2, GPU, X> {
-    int T, width;    // tokens of room; of a row of `work`
+    int T, width;    // capacity in tokens; width of a row of `work`
     TileChoice rule;
     BlockKeySums<GPU, X> blocks;
     float* work;     // (sequences, NKV, 3, width) of a step
     int* chosen;     // (sequences, NKV, rule.top) by the last row
 
     Decoding(const infllm_v2& a, BumpAllocator& memory, const CacheRoom& room)
-        : T(room.T), width(std::max(begun(a.grid, T), tiles_of(T))), rule(a.rule(room)), blocks(a.grid, memory, room),
+        : T(room.T), width(std::max(begun_blocks(a.grid, T), tiles_of(T))), rule(a.rule(room)), blocks(a.grid, memory, room),
           work(memory.take<float>(size_t(room.B) * room.NKV * 3 * width)),
           chosen(memory.take<int>(size_t(room.B) * room.NKV * rule.top)) {}
 

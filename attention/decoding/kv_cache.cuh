@@ -1,5 +1,5 @@
-// KV caches of a layer: of one sequence on the CPU, of several on a GPU, where all values that change from step to step are in
-// device memory, so that steps with the same number of rows have identical launches.
+// KV caches of a layer: of one sequence on the CPU, of several on a GPU. There all values that change from step to step are in device
+// memory, so that steps with the same number of rows have identical launches.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,8 +19,8 @@ struct SlotRange {
     int first, last;
 };
 
-/// The slot of each token in the cache. Every token has a slot of its own; or, if later rows see no others, only the first
-/// `leading` and the last `recent` tokens. The recent slots are a ring, in which a new token replaces the oldest.
+/// The slot of each token in the cache. Every token has a slot of its own, unless later rows see only the first `leading` and the last
+/// `recent` tokens. Then the recent slots are a ring, in which a new token replaces the oldest.
 class RingSlots {
 public:
     using Kept = KeptKeys;
@@ -64,8 +64,8 @@ private:
     int leading_, recent_;
 };
 
-/// The same for a sequence in chunks, of which later rows see the last `of_chunk` tokens. The first slots hold the other tokens of
-/// the newest chunk; after them come the last tokens of all chunks:
+/// The same for a sequence in chunks whose last `of_chunk` tokens are seen by later chunks. The first slots hold the other tokens of
+/// the newest chunk; the last tokens of all chunks follow:
 ///
 ///     chunk 6, of_chunk 2, after 10 tokens    slot    0 1 2 3   4 5
 ///                                             token   6 7 8 9   4 5
@@ -131,7 +131,7 @@ struct KeySpan {
 template <class Device, class X, class Slots = RingSlots>
 class KVCache;
 
-/// On the CPU, of one sequence.
+/// The cache of one sequence, on the CPU.
 template <class X, class Slots>
 class KVCache<CPU, X, Slots> {
 public:
@@ -215,7 +215,7 @@ private:
 
 #ifdef WITH_GPU
 
-/// On a GPU, of several sequences; an argument of kernels.
+/// The cache of several sequences, on a GPU; an argument of kernels.
 template <class X, class Slots>
 class KVCache<GPU, X, Slots> {
 public:
@@ -247,7 +247,7 @@ struct NewKeys {
 
     constexpr int sequence_of(int b) const { return rows.sequence ? rows.sequence[b] : sequence; }
     constexpr int position(int b, int t) const { return rows.sequence ? rows.position[b] : t; }
-    /// Whether the token is the last of a prompt in its slot: the tokens are written in no order, and only the last may write.
+    /// Whether the token is the last of a prompt in its slot. A prompt is written in no order, so that only the last may write.
     template <class Slots>
     constexpr bool takes_slot(const Slots& slots, int t) const {
         return rows.sequence || slots.token(slots.slot(t), first + count) == t;

@@ -1,5 +1,5 @@
-// The engine's interface to the KV caches of a layer. decoding.cuh has those of attention variants; model/generate/mechanisms.cuh
-// has one of its own.
+// The engine's interface to the KV caches of a layer. Attention variants implement it in decoding.cuh, mechanisms for inference only in
+// model/generate/mechanisms.cuh.
 #pragma once
 #include <optional>
 #include <vector>
@@ -71,7 +71,7 @@ public:
 protected:
     Sequence& at(int sequence) { return *places_[sequence].sequence; }
 
-    /// Empties a sequence. Its memory still holds the bytes of the one before.
+    /// Empties a sequence. Its memory still holds the previous sequence's bytes.
     Sequence& restart(int sequence) {
         places_[sequence].memory.rewind(0);
         return lay_out(places_[sequence]);
@@ -100,7 +100,7 @@ LayerInputs<X> row_of(LayerInputs<X> in, int b) {
     return in;
 }
 
-/// `state` for that row: its output is in its place, all else is scratch memory.
+/// `state` for that row: its output is in place, everything else is scratch memory.
 template <class X>
 LayerState<X> row_of(LayerState<X> state, const LayerShape& s, int b) {
     const size_t at = size_t(b) * s.NH * s.HS;

@@ -1,4 +1,4 @@
-// Decoding of MoBA (attention/moba.cuh): the sums of each block's keys stand for the means. They rank blocks equally.
+// Decoding of MoBA (attention/moba.cuh) by the sum of each block's keys, which ranks blocks as the mean does.
 #pragma once
 #include <algorithm>
 #include <vector>

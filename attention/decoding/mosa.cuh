@@ -1,5 +1,4 @@
-// Decoding of MoSA (attention/mosa.cuh): a head selects tokens as they arrive. If it does not select the newest, its output
-// is 0.
+// Decoding of MoSA (attention/mosa.cuh): a head selects tokens as they arrive. If it does not select the newest, its output is 0.
 #pragma once
 #include "attention/decoding/decoding.cuh"
 #include "attention/decoding/visited.h"
@@ -12,7 +11,7 @@ struct Decoding<mosa, CPU, X> {
     Decoding(const mosa&, BumpAllocator& memory, const CacheRoom& s) : room(s.T), chosen(memory.take<char>(size_t(s.NH) * s.T)) {}
 
     void prefill(const mosa&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state) {
-        note(0, mosa::Kept<X>(state.kept, in).rows, in);
+        store(0, mosa::Kept<X>(state.kept, in).rows, in);
     }
     template <class Step>
     void decode(const Step& step, const mosa& m, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) {
@@ -23,7 +22,7 @@ struct Decoding<mosa, CPU, X> {
         c.first = position;
         if (m.sparse_heads()) token_linear_forward(CPU{}, u.data(), m.router_of(in, weights));
         choose_tokens(CPU{}, state.score_inputs.gate, kept.tokens, kept.rows, u.data(), weights + m.tau.offset, c);
-        note(position, kept.rows, in);
+        store(position, kept.rows, in);
         const AttentionForward<X> a = ungated_arguments(in, state, Statistics<X>{});
         step.keys.append(a);
         attend(a, step.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
@@ -34,16 +33,16 @@ struct Decoding<mosa, CPU, X> {
     }
 
 private:
-    /// Tokens from `first` on; rows (NH, T).
-    void note(int first, const int* rows, const LayerShape& s) {
+    /// Records whether tokens from `first` on are chosen; rows (NH, T).
+    void store(int first, const int* rows, const LayerShape& s) {
         for (int h = 0; h < s.NH; h++)
             for (int t = 0; t < s.T; t++) chosen[size_t(h) * room + first + t] = rows[size_t(h) * s.T + t] >= 0;
     }
 };
 
 #ifdef WITH_GPU
-/// chosen (sequences, NH, room): whether each token has a row in rows (B, NH, T).
-struct NoteChosen {
+/// Writes chosen (sequences, NH, room): whether each token has a row in rows (B, NH, T).
+struct StoreChosen {
     char* chosen;
     const int* rows;
     int NH, T, room;
@@ -64,7 +63,7 @@ struct Decoding<mosa, GPU, X> {
 
     void prefill(const GPU& device, int sequence, const mosa&, const LayerInputs<X>& in, const X* /*weights*/,
                  const LayerState<X>& state) {
-        note(device, mosa::Kept<X>(state.kept, in).rows, in, {{}, sequence});
+        store(device, mosa::Kept<X>(state.kept, in).rows, in, {{}, sequence});
     }
     template <class Step>
     void decode(const Step& step, const mosa& m, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) const {
@@ -73,15 +72,15 @@ struct Decoding<mosa, GPU, X> {
         c.first = 1;   // no row is the first token of a sequence, which every head chooses
         if (m.sparse_heads()) token_linear_forward(step, u, m.router_of(in, weights));
         choose_tokens(step, state.score_inputs.gate, kept.tokens, kept.rows, u, weights + m.tau.offset, c);
-        note(step, kept.rows, in, {step.rows});
+        store(step, kept.rows, in, {step.rows});
         attention_forward(step, VisitedKeysOfSequences(m, chosen, in.NH, in.NH, room),
                           ungated_arguments(in, state, Statistics<X>{}));
         gate_rows_forward(step, state.gated_out, state.out, state.score_inputs.gate, size_t(in.B) * in.NH, in.HS);
     }
 
 private:
-    void note(const GPU& device, const int* rows, const LayerShape& s, const NewKeys& where) const {
-        each_element(device, size_t(s.B) * s.NH, s.T, NoteChosen{chosen, rows, s.NH, s.T, room, where});
+    void store(const GPU& device, const int* rows, const LayerShape& s, const NewKeys& where) const {
+        each_element(device, size_t(s.B) * s.NH, s.T, StoreChosen{chosen, rows, s.NH, s.T, room, where});
     }
 };
 #endif

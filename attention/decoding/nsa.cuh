@@ -7,7 +7,7 @@
 #include "attention/decoding/visited.h"
 #include "attention/nsa.cuh"
 
-/// The keys or the values of cmp.
+/// The keys or values of cmp.
 template <class X>
 class CompressedSequence {
 public:
@@ -20,13 +20,13 @@ public:
 
     const X* compressed() const { return compressed_; }   // (complete blocks, NKV, HS)
 
-    /// The first T tokens (T, NKV, HS), whose complete blocks have been compressed.
+    /// Starts with the first T tokens (T, NKV, HS), whose complete blocks have been compressed.
     void begin(Heads<const X> tokens, const X* compressed, int T) {
         std::copy_n(compressed, shape_.grid.complete(T) * row(), compressed_);
         for (int t = std::max(0, T - shape_.grid.l); t < T; t++) keep(tokens.data + t * tokens.row, t);
     }
 
-    /// Token t (NKV, HS); the block that it completes, if any, is compressed.
+    /// Adds token t (NKV, HS) and compresses the block that it completes, if any.
     void add(const X* token, int t, const X* weights, const Compressor& phi) {
         keep(token, t);
         const BlockGrid& grid = shape_.grid;
@@ -139,7 +139,7 @@ private:
 
 #ifdef WITH_GPU
 
-/// The last l tokens of each sequence: cmp's keys or its values.
+/// The last l tokens of each sequence: cmp's keys or values.
 template <class X>
 struct LatestTokens {
     X* tokens;   // (sequences, l, NKV, HS), the one at position p in row p mod l
@@ -147,9 +147,9 @@ struct LatestTokens {
     constexpr X& at(int sequence, int position, int d) const { return tokens[(size_t(sequence) * l + position % l) * width + d]; }
 };
 
-/// Tokens to.first .. to.first + to.count - 1 of each of the sequences, of which no two take one row.
+/// Stores tokens to.first .. to.first + to.count - 1 of each sequence. No two of them share a row.
 template <class X>
-struct KeepLatest {
+struct StoreLatest {
     LatestTokens<X> latest;
     Heads<const X> from;
     NewKeys to;
@@ -159,9 +159,9 @@ struct KeepLatest {
     }
 };
 
-/// ordered (B, l, NKV, HS): of the sequence of each row its last l tokens. Before it has as many, the result has no meaning.
+/// ordered (B, l, NKV, HS): the last l tokens of each row's sequence, undefined while it has fewer.
 template <class X>
-struct PutInOrder {
+struct OrderLatest {
     X* ordered;
     LatestTokens<X> latest;
     DecodeRows rows;
@@ -171,9 +171,9 @@ struct PutInOrder {
     }
 };
 
-/// The keys and values k, v (B, NKV, HS) of the blocks that end with the rows' tokens, where a block does.
+/// Stores the keys and values k, v (B, NKV, HS) of the blocks that end with the rows' tokens, if any.
 template <class X>
-struct KeepCompressed {
+struct StoreCompressed {
     KVCache<GPU, X> to;
     const X *k, *v;
     DecodeRows rows;
@@ -195,7 +195,7 @@ struct LastBlocks {
     constexpr void operator()(unsigned b, int) const { last[b] = grid.complete(rows.position[b] + 1) - 1; }
 };
 
-/// choice (sequences, NKV, slots) of a sequence: the last of the rows of a whole sequence's.
+/// Copies the choice of the last row of a whole sequence to `to`, (NKV, slots) of the sequence's choice.
 struct CopyChoice {
     int* to;   // of the sequence
     const int* from;
@@ -206,8 +206,8 @@ struct CopyChoice {
     }
 };
 
-/// Block (64 compressed keys, key head, row): what the row's query heads together attend to each of them. A warp takes every
-/// fourth.
+/// Block (64 compressed keys, key head, row): the sum over the row's query heads of their attention to each key. One key per warp at
+/// a time.
 template <class X>
 __global__ void shares_of_rows_kernel(float* shares, const KVCache<GPU, X> keys, const AttentionForward<X> cmp,
                                       const DecodeRows rows, const BlockGrid grid) {
@@ -227,7 +227,7 @@ __global__ void shares_of_rows_kernel(float* shares, const KVCache<GPU, X> keys,
     }
 }
 
-/// One warp per (key head, row), with the scores of blocks in shared memory. Rows whose token does not choose keep the choice.
+/// One warp per (key head, row), with the scores of blocks in shared memory. Rows whose token does not choose keep their choice.
 template <class X>
 __global__ void choose_for_sequences_kernel(int* choice, const float* shares, const Importance<X> importance, const DecodeRows rows,
                                             int room, int slots) {
@@ -250,7 +250,7 @@ struct Decoding<nsa, GPU, X> {
     std::optional<KVCache<GPU, X>> selected;   // slc's keys where they are not the model's
     int* choice;                               // (sequences, NKV, slots) of the last token that chose
 
-    // Of the rows of a step.
+    // Memory for the rows of a step.
     CompressShape shape;
     CompressWork<X> work;
     X *ordered, *logits;   // (B, l, NKV, HS); (B, 3, NH) of the gates
@@ -274,7 +274,7 @@ struct Decoding<nsa, GPU, X> {
         const NewKeys last{{}, sequence, std::max(0, in.T - grid.l), std::min(in.T, grid.l)};
         for (auto [latest, all] : {std::pair(k, n.keys(in, kept)), std::pair(v, n.values(in, kept))})
             each_element(device, last.count, k.width,
-                         KeepLatest<X>{latest, {all.data + size_t(last.first) * all.row, all.row}, last});
+                         StoreLatest<X>{latest, {all.data + size_t(last.first) * all.row, all.row}, last});
         append(device, compressed, n.arguments(CMP, in, kept, state), NewKeys{{}, sequence, 0, grid.complete(in.T)});
         if (selected) append_prompt(device, *selected, n.arguments(SLC, in, kept, state), sequence);
         int* const of_sequence = choice + size_t(sequence) * in.NKV * slots;
@@ -301,23 +301,23 @@ private:
         return {memory.take<X>(size_t(s.B) * grid.l * s.NKV * s.HS), grid.l, s.NKV * s.HS};
     }
 
-    /// The rows' tokens, and the blocks that they complete. `kept` is memory of a forward pass over the rows.
+    /// Adds the rows' tokens, and the blocks that they complete. `kept` is a forward pass's memory for the rows.
     void compress(const GPU& device, const DecodeRows& rows, const nsa& n, const LayerInputs<X>& in, const NsaKept<X>& kept,
                   const X* weights) const {
         CompressShape now = shape;
         now.B = in.B;
         const auto add = [&](const LatestTokens<X>& latest, const Heads<const X>& tokens, X* out, X* hidden,
                              const Compressor& phi) {
-            each_element(device, in.B, latest.width, KeepLatest<X>{latest, tokens, {rows}});
-            each_element(device, size_t(in.B) * grid.l, latest.width, PutInOrder<X>{ordered, latest, rows});
+            each_element(device, in.B, latest.width, StoreLatest<X>{latest, tokens, {rows}});
+            each_element(device, size_t(in.B) * grid.l, latest.width, OrderLatest<X>{ordered, latest, rows});
             compress_forward(device, out, hidden, Heads<const X>{ordered, size_t(latest.width)}, weights, phi, now, work);
         };
         add(k, n.keys(in, kept), kept.k, kept.k_hidden, n.phi_k), add(v, n.values(in, kept), kept.v, kept.v_hidden, n.phi_v);
-        each_element(device, in.B, k.width, KeepCompressed<X>{compressed, kept.k, kept.v, rows, grid});
+        each_element(device, in.B, k.width, StoreCompressed<X>{compressed, kept.k, kept.v, rows, grid});
         each_element(device, in.B, 1, LastBlocks{last_block, rows, grid});
     }
 
-    /// After attention to the compressed keys, `cmp`.
+    /// Precondition: the attention to the compressed keys, `cmp`, is computed.
     void choose(const GPU& device, const AttentionForward<X>& cmp, const DecodeRows& rows) const {
         if (slots == 0) return;
         Importance<X> importance{};

@@ -1,11 +1,11 @@
-// Decoding of routing attention (attention/routing.cuh): content vectors, the cluster of every token, and on a GPU how many tokens
-// each cluster has.
+// Decoding of routing attention (attention/routing.cuh): content vectors, the cluster of every token, and on a GPU the size of each
+// cluster.
 #pragma once
 #include "attention/decoding/decoding.cuh"
 #include "attention/routing.cuh"
 #include "attention/scores/each_element.cuh"
 
-/// One row of a routed head, in the order of the sequence: the earlier tokens of its cluster, or itself where there are none.
+/// One row of a routed head, in the order of the sequence: the earlier tokens of its cluster, or itself if there are none.
 struct InCluster : Policy {
     const int* cluster;   // (tokens) of this head
     InCluster(const Policy& p, const int* cluster_) : Policy(p), cluster(cluster_) {}
@@ -59,8 +59,8 @@ private:
 
 #ifdef WITH_GPU
 
-/// The mask of the rows of a step: a window in local heads, in the others the earlier tokens of the row's cluster, or
-/// itself where there are none.
+/// The mask of the rows of a step: a window in local heads; in the others the earlier tokens of the row's cluster, or itself if
+/// there are none.
 struct ClustersOfSequences : Policy {
     const int *cluster, *members;   // (sequences, NH, room), (sequences, NH, clusters)
     int NH, room, clusters, local, left;
@@ -86,7 +86,7 @@ struct ClustersOfSequences : Policy {
     }
 };
 
-/// One warp per head of a token: its key and value go to `content`, its query to q (B, T, NH, HS), which may be null.
+/// One warp per head of a token: stores its key and value in `content`, its query in q (B, T, NH, HS), which may be null.
 template <class X>
 __global__ void keep_content_kernel(const KVCache<GPU, X> content, X* q, const __grid_constant__ LayerInputs<X> in, int local,
                                     const NewKeys to) {
@@ -106,8 +106,8 @@ __global__ void keep_content_kernel(const KVCache<GPU, X> content, X* q, const _
     }
 }
 
-/// cluster (sequences, NH, room) and members of tokens whose clusters are `nearest` (B, NH, T).
-struct NoteClusters {
+/// Stores the clusters `nearest` (B, NH, T) of tokens in cluster (sequences, NH, room).
+struct StoreClusters {
     int *cluster, *members;
     const int* nearest;
     int NH, T, room, clusters;
@@ -116,25 +116,25 @@ struct NoteClusters {
     constexpr void operator()(unsigned row, int t) const {
         cluster[head(row) * room + to.position(int(row) / NH, t)] = nearest[size_t(row) * T + t];
     }
-    /// Cluster c of a sequence that begins.
+    /// Counts the members of cluster c of a new sequence.
     constexpr void count(unsigned row, int c) const {
         int tokens = 0;
         for (int t = 0; t < T; t++) tokens += nearest[size_t(row) * T + t] == c;
         members[head(row) * clusters + c] = tokens;
     }
 };
-struct CountClusters : NoteClusters {
+struct CountClusters : StoreClusters {
     constexpr void operator()(unsigned row, int c) const { count(row, c); }
 };
-/// Adds the only token of a row to its cluster.
-struct JoinCluster : NoteClusters {
+/// Counts the only token of a row in its cluster.
+struct JoinCluster : StoreClusters {
     constexpr void operator()(unsigned row, int) const { members[head(row) * clusters + nearest[row]]++; }
 };
 
 template <class X>
 struct Decoding<routing, GPU, X> {
     ClusterShape s;   // of s.B sequences of at most s.T tokens
-    KVCache<GPU, X> content;            // keys of its own for every query head: the model's in local heads, else content vectors
+    KVCache<GPU, X> content;            // per query head: the model's keys in local heads, else content vectors
     int *cluster, *members, *nearest;   // (sequences, NH, room), (sequences, NH, clusters), (max(sequences, room), NH)
     X* q;                               // (sequences, NH, HS) of the rows
 
@@ -158,7 +158,7 @@ struct Decoding<routing, GPU, X> {
     }
 
 private:
-    /// The first in.T tokens of a sequence, or with to.rows one token of each row.
+    /// Adds the first in.T tokens of a sequence, or with to.rows one token of each row.
     void add(const GPU& device, const LayerInputs<X>& in, const X* centroids, const NewKeys& to) const {
         ClusterShape tokens = s;
         tokens.B = in.B, tokens.T = in.T;
@@ -167,10 +167,10 @@ private:
         if (s.local < s.NH) nearest_centroids(device, nearest, in, centroids, tokens);
         launch(device, keep_content_kernel<X>, blocks_for(size_t(heads) * in.T, 4), 4 * WARP, 0, content,
                to.rows.sequence ? q : nullptr, in, s.local, to);
-        const NoteClusters note{cluster, members, nearest, s.NH, in.T, s.T, s.clusters, to};
-        each_element(device, heads, in.T, note);
-        if (to.rows.sequence) each_element(device, heads, 1, JoinCluster{note});
-        else each_element(device, heads, s.clusters, CountClusters{note});
+        const StoreClusters store{cluster, members, nearest, s.NH, in.T, s.T, s.clusters, to};
+        each_element(device, heads, in.T, store);
+        if (to.rows.sequence) each_element(device, heads, 1, JoinCluster{store});
+        else each_element(device, heads, s.clusters, CountClusters{store});
     }
 };
 

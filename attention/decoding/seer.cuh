@@ -1,4 +1,4 @@
-// Decoding of SeerAttention (attention/seer.cuh): block_sparse.cuh has all of it.
+// Decoding of SeerAttention (attention/seer.cuh): all in block_sparse.cuh.
 #pragma once
 #include "attention/decoding/block_sparse.cuh"
 #include "attention/seer.cuh"

@@ -1,5 +1,5 @@
-// Decoding of SeerAttention-R (attention/seer_r.cuh): the gate's keys of complete blocks and the pooled keys of the newest, as
-// block_sparse.cuh keeps them. Every row chooses.
+// Decoding of SeerAttention-R (attention/seer_r.cuh): the gate's keys of complete blocks and the pooled keys of the newest block, as in
+// block_sparse.cuh. Every row chooses.
 #pragma once
 #include "attention/decoding/block_sparse.cuh"
 #include "attention/decoding/visited.h"

@@ -1,6 +1,5 @@
-// Masks of decode steps: a row sees the keys, or the blocks of keys, that were chosen for it. The types with `OfSequences` are for
-// a GPU, whose steps have a row of each of several sequences; `choosers` is the number of query heads that choose for themselves,
-// or of groups of heads that choose together.
+// Masks of decode steps: a row sees the keys, or the blocks of keys, that were chosen for it. Types with `OfSequences` are for a GPU,
+// where a step has rows of several sequences. `choosers` is the number of query heads, or of groups of heads, that choose on their own.
 #pragma once
 #include "attention/blocks/token_blocks.cuh"
 
@@ -30,7 +29,7 @@ struct VisitedKeysOfSequences : Policy {
     constexpr bool visible(int h, int i, int j) const { return of_head(h).visible(h, i, j); }
 };
 
-/// The blocks that every token sees, and the `slots` chosen ones of one head; -1 is none.
+/// The blocks that every token sees, and the `slots` chosen blocks of one head; -1: none.
 struct VisitedBlocks : Policy {
     ForcedBlocks forced;
     const int* chosen;

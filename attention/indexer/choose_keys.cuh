@@ -1,4 +1,4 @@
-// The choice of keys by their index scores: every query sees the `top` keys with the greatest scores of its past and itself, ties
+// The choice of keys by their index scores: every query sees the `top` keys with the greatest scores among its past and itself, ties
 // going to earlier keys. It has no gradient. ReLU makes many scores exactly 0, so ties are common.
 #pragma once
 #include <bit>
@@ -8,7 +8,7 @@
 #include "attention/indexer/index_scores.cuh"
 #include "attention/masks/select.cuh"
 
-/// What is chosen, and what the indexer thinks of it.
+/// The chosen keys, and the log-sum-exp of their scores.
 template <class W>
 struct ChosenKeys {
     PairBits bits;
@@ -17,24 +17,24 @@ struct ChosenKeys {
     W* lse;              // (B, T) log-sum-exp of the chosen keys' scores
 };
 
-/// The keys that a query may choose from begin with the first of its document.
+/// The first key that a query may choose: the first of its document.
 constexpr int first_candidate(const Documents& documents, int b, int t) { return documents ? documents.at(b, t) : 0; }
 
-/// The score from which on keys are chosen, and how many of those that have it, the first of them.
+/// Keys with a greater score are chosen, and the first `equal` of those with this score.
 template <class W>
 struct KeyCut {
     W score;
     int equal;
 };
 
-/// The cut of one row after the other.
+/// Finds the cuts of rows, one at a time.
 template <class W>
 class KeyCuts {
     static constexpr int BUCKETS = 4096;
 
 public:
-    /// Of `count` scores, more than `top`. Scores are counted by their leading bits first, and only those of the bucket that holds the
-    /// cut are put in order.
+    /// The cut of `count` scores, more than `top`. Scores are counted by their leading bits first, and only the bucket that holds the
+    /// cut is sorted.
     KeyCut<W> find(const W* scores, int count, int top) {
         std::fill(counts_.begin(), counts_.end(), 0);
         for (int j = 0; j < count; j++) counts_[bucket(scores[j])]++;
@@ -50,7 +50,7 @@ public:
     }
 
 private:
-    /// In the order of the scores; NaN is in the lowest.
+    /// Buckets ascend with the scores; NaN is in the lowest.
     static int bucket(W score) {
         const float x = score == score ? float(score) : -INFINITY;
         return int(choosing::ordered(x) >> 20);
@@ -60,7 +60,7 @@ private:
     std::vector<W> candidates_;
 };
 
-/// A bit for each of TILE scores that is above or, with `equal`, at the cut.
+/// A word of TILE bits: 1 for scores above the cut or, with `equal`, at it.
 template <bool equal, class X>
 uint64_t compare(const X* scores, X cut) {
     uint32_t halves[2] = {};
@@ -72,12 +72,12 @@ uint64_t compare(const X* scores, X cut) {
     return halves[0] | uint64_t(halves[1]) << 32;
 }
 
-/// Bits `first` to `last` of a word, as far as it has them.
+/// A word with bits `first` to `last` set, as far as they are within it.
 constexpr uint64_t bits_between(int first, int last) {
     return (last < 0 || first >= TILE) ? 0 : ~uint64_t(0) << std::max(first, 0) & ~uint64_t(0) >> (TILE - 1 - std::min(last, TILE - 1));
 }
 
-/// Row t: its words of `to.bits` up to the own tile, and its lse.
+/// Writes row t: its words of `to.bits` up to its own tile, and its lse.
 template <class X>
 void choose_row(const ChosenKeys<X>& to, const X* scores, int b, int t, int first, int top, KeyCuts<X>& cuts) {
     const int count = t + 1 - first;

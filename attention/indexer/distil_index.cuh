@@ -1,16 +1,16 @@
-// The indexer learns from where attention looks (DeepSeek-V3.2): over the keys S_t that query t sees,
+// Distillation of attention's weights into the indexer (DeepSeek-V3.2): over the keys S_t that query t sees,
 //     p_ts = 1 / NH sum_h P_hts     the teacher: attention's weights of all heads, which add up to 1; it has no gradient
 //     L = lambda sum_t KL(p_t || softmax(I_t))     dL/dI_ts = lambda (softmax(I_t)_s - p_ts)
-// and from there to the indexer's q, k and w:
+// and the gradients of the indexer's q, k and w:
 //     dw_th = scale sum_s dI_ts ReLU(a_hts)     dq_th = scale w_th sum_s dI_ts [a_hts > 0] k_s     dk_s = the sum over t and h
-// P and the products a = q_th.k_s are computed once more for a piece of the pairs at a time, whose dI take the place of its scores.
-// Pieces follow each other, and sums over queries are in the order of the text: the same bits in every run.
+// P and the products a = q_th.k_s are recomputed for one piece of the pairs at a time, whose dI replace its scores.
+// Pieces follow each other, and sums over queries are in text order: the same bits in every run.
 #pragma once
 #include <bit>
 
 #include "attention/indexer/choose_keys.cuh"
 
-/// What is distilled, for both devices. W is Wide<X>.
+/// Arguments of the distillation, for both devices. W is Wide<X>.
 template <class X>
 struct IndexDistillation {
     using W = Wide<X>;
@@ -19,16 +19,16 @@ struct IndexDistillation {
     Index<X> index;
     ChosenKeys<W> chosen;
     W lambda, scale;    // of the scores
-    W* divergences;     // (pieces' tiles, TILE, tiles): of a piece, one of each row and key tile
+    W* divergences;     // (pieces' tiles, TILE, tiles): one per row and key tile of a piece
     W* of_tokens;       // (B, T) lambda KL
-    W *dqk, *dw;        // as in Index, dqk at the start zero
+    W *dqk, *dw;        // as in Index; dqk is zero at the start
 
     constexpr TouchedTiles touched() const { return {chosen.touched, tiles_of(in.T)}; }
     constexpr W& divergence(int n, int r, int key_tile) const { return divergences[(size_t(n) * TILE + r) * tiles_of(in.T) + key_tile]; }
     constexpr W lse(int b, int h, int t) const { return attention_lse[(size_t(b) * in.NH + h) * in.T + t]; }
     constexpr W* dquery(int b, int t, int h) const { return dqk + (size_t(b) * in.T + t) * index.s.row() + size_t(h) * index.s.D; }
 
-    /// From a score to dI, in place; returns the pair's part of lambda KL. `weights` is the sum of P over the heads.
+    /// Turns a score into dI, in place; returns the pair's part of lambda KL. `weights` is the sum of P over the heads.
     constexpr W differentiate(W& score, W weights, W index_lse) const {
         const W teacher = weights / W(in.NH), log_student = score - index_lse;
         score = lambda * (exp_of(log_student) - teacher);
@@ -36,7 +36,7 @@ struct IndexDistillation {
     }
 };
 
-/// of_tokens, of a piece.
+/// Writes a piece's part of of_tokens.
 template <class X>
 struct SumDivergences {
     IndexDistillation<X> d;
@@ -51,7 +51,7 @@ struct SumDivergences {
     }
 };
 
-/// auxiliary (B, NH): of every NH-th token each, as nothing here is of a head.
+/// auxiliary (B, NH): sums over every NH-th token, because the loss has no heads.
 template <class W>
 struct SumTokens {
     W* auxiliary;
@@ -66,7 +66,7 @@ struct SumTokens {
 
 // ---- CPU
 
-/// One thread's sums of P over the heads, of a query tile and a key tile.
+/// A thread's sums of P over the heads, for a query tile and a key tile.
 template <class X>
 class SumsOfWeights {
 public:
@@ -78,7 +78,7 @@ public:
         const LayerInputs<X>& in = d_.in;
         std::fill(sums_.begin(), sums_.end(), X(0));
         for (int h = 0; h < in.NH; h++) {
-            if (h % (in.NH / in.NKV) == 0) bring_keys(b, h, j0);
+            if (h % (in.NH / in.NKV) == 0) load_keys(b, h, j0);
             gemm(Transpose::no, Transpose::no, rows, TILE, in.HS, X(1) / std::sqrt(X(in.HS)), in.query(in.q, b, i0, h), in.qk_row,
                  keys_.data(), TILE, X(0), z_.data(), TILE);
             for (int r = 0; r < rows; r++) {
@@ -91,7 +91,7 @@ public:
     }
 
 private:
-    void bring_keys(int b, int h, int j0) {
+    void load_keys(int b, int h, int j0) {
         const int HS = d_.in.HS, exist = std::min(TILE, d_.in.T - j0);
         for (int j = 0; j < exist; j++) std::copy_n(d_.in.key(d_.in.k, b, j0 + j, h), HS, &rows_[size_t(j) * HS]);
         std::fill(rows_.begin() + size_t(exist) * HS, rows_.end(), X(0));
@@ -102,7 +102,7 @@ private:
     std::vector<X> rows_, keys_, z_, sums_;   // (TILE, HS), (HS, TILE), (TILE, TILE) twice
 };
 
-/// The scores of a piece become dI, and 0 where a query does not see the key.
+/// Replaces the scores of a piece by dI, 0 where a query does not see the key.
 template <class X>
 void index_losses(CPU, const IndexDistillation<X>& d, const IndexPiece<X>& piece) {
 #pragma omp parallel
@@ -129,7 +129,7 @@ void index_losses(CPU, const IndexDistillation<X>& d, const IndexPiece<X>& piece
     }
 }
 
-/// The products of (rows, TILE) pairs become scale w dI [a > 0]; adds to dw (rows) where it is not null.
+/// Replaces the products of (rows, TILE) pairs by scale w dI [a > 0]; adds to dw (rows) unless it is null.
 template <class X>
 void differentiate_products(const IndexDistillation<X>& d, const IndexPiece<X>& piece, X* products, int n, int tile, int h, X* dw) {
     const int b = piece.b(n), i0 = piece.tile(n) * TILE;
@@ -146,7 +146,7 @@ void differentiate_products(const IndexDistillation<X>& d, const IndexPiece<X>& 
     }
 }
 
-/// dw, and dqk of the piece's queries.
+/// Computes dw, and dqk of the piece's queries.
 template <class X>
 void index_query_gradients(CPU, const IndexDistillation<X>& d, const IndexPiece<X>& piece) {
     const IndexShape& s = d.index.s;
@@ -159,7 +159,7 @@ void index_query_gradients(CPU, const IndexDistillation<X>& d, const IndexPiece<
             std::vector<X> dw(size_t(s.heads) * TILE, X(0));
             for (int tile = 0; tile <= piece.tile(n); tile++) {
                 if (!d.touched().has(b, piece.tile(n), tile)) continue;
-                tiles.bring_keys(b, tile);
+                tiles.load_keys(b, tile);
                 for (int h = 0; h < s.heads; h++) {
                     X* const da = tiles.products(b, i0, rows, h);
                     differentiate_products(d, piece, da, n, tile, h, &dw[size_t(h) * TILE]);
@@ -173,7 +173,7 @@ void index_query_gradients(CPU, const IndexDistillation<X>& d, const IndexPiece<
     }
 }
 
-/// dqk of the keys += what the piece's queries add.
+/// Adds the part of the piece's queries to dqk of the keys.
 template <class X>
 void index_key_gradients(CPU, const IndexDistillation<X>& d, const IndexPiece<X>& piece) {
     const IndexShape& s = d.index.s;
@@ -184,7 +184,7 @@ void index_key_gradients(CPU, const IndexDistillation<X>& d, const IndexPiece<X>
 #pragma omp for collapse(2) schedule(dynamic)
         for (int b = first; b < first + sequences; b++)
             for (int tile = 0; tile < tiles_of(s.T); tile++) {
-                tiles.bring_keys(b, tile);
+                tiles.load_keys(b, tile);
                 for (int n = 0; n < piece.count; n++)
                     for (int h = 0; h < s.heads; h++) {
                         if (piece.b(n) != b || !d.touched().has(b, piece.tile(n), tile)) continue;
@@ -201,7 +201,7 @@ void index_key_gradients(CPU, const IndexDistillation<X>& d, const IndexPiece<X>
 #ifdef WITH_GPU
 
 /// A block has THREADS threads, of which each warp owns 16 of the TILE rows of a result. Block (key tile, query tile of the piece):
-/// the scores of a piece become dI, and 0 where a query does not see the key.
+/// replaces the scores of a piece by dI, 0 where a query does not see the key.
 template <class X, int HS>
 __global__ void __launch_bounds__(indexing::THREADS)
     index_losses_kernel(const __grid_constant__ IndexDistillation<X> d, const IndexPiece<float> piece) {
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
     }
 }
 
-/// Block (query tile of the piece, head): dw, and dqk of its queries.
+/// Block (query tile of the piece, head): computes dw, and dqk of its queries.
 template <class X, int D>
 __global__ void __launch_bounds__(indexing::THREADS)
     index_query_gradients_kernel(const __grid_constant__ IndexDistillation<X> d, const IndexPiece<float> piece) {
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
     }
 }
 
-/// Block (key tile, sequence): dqk of its keys += what the piece's queries add.
+/// Block (key tile, sequence): adds the part of the piece's queries to dqk of its keys.
 template <class X, int D>
 __global__ void __launch_bounds__(indexing::THREADS)
     index_key_gradients_kernel(const __grid_constant__ IndexDistillation<X> d, const IndexPiece<float> piece) {
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
             __syncthreads();   // the queries are no longer read
         }
     }
-    wait_for_copies();   // where no query sees the keys
+    wait_for_copies();   // needed if no query sees the keys
     for (int half = 0; half < 2; half++) {
         const int j = warp_row() + lane_row() + 8 * half;
         for (int m = 0; j < keys && m < D / 8; m++)
@@ -354,7 +354,7 @@ void index_key_gradients(GPU device, const IndexDistillation<X>& d, const IndexP
 }
 #endif
 
-/// The auxiliary loss (B, NH) and the gradients of q, k and w, in pieces of `at_once` query tiles.
+/// Computes the auxiliary loss (B, NH) and the gradients of q, k and w, in pieces of `at_once` query tiles.
 template <class Device, class X>
 void distil_index(Device device, Wide<X>* auxiliary, const IndexDistillation<X>& d, int at_once, Wide<X>* pairs) {
     const IndexShape& s = d.index.s;

@@ -1,5 +1,5 @@
-// Index scores of all pairs, for some tiles of queries at a time, in memory of a bounded size:
-//     I_ts = scale sum_h w_th ReLU(q_th.k_s)     for the key tiles up to the query's own; what lies behind t has no meaning
+// Index scores of all pairs, for some query tiles at a time, in bounded memory:
+//     I_ts = scale sum_h w_th ReLU(q_th.k_s)     for the key tiles up to the query's own; undefined for s > t
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -11,20 +11,20 @@
 #include "attention/kernel/features.cuh"
 #endif
 
-/// Query tiles `first` to `first + count` - 1, of all sequences one after the other, and numbers for each of their pairs.
+/// Query tiles first .. first + count - 1, counted through all sequences, and a number for each of their pairs.
 template <class W>
 struct IndexPiece {
     int B, T, first, count;
     W* pairs;   // (most, TILE, padded(T))
 
-    /// Tiles of a piece: as many as have 64 MiB of float32, four at least.
+    /// Tiles of a piece: as many as fit 64 MiB of float32, at least four.
     static int most(int B, int T) {
         const int64_t fit = (int64_t(64) << 20) / (int64_t(TILE) * padded(T) * int64_t(sizeof(float)));
         return int(std::min<int64_t>(std::max<int64_t>(fit, 4), int64_t(B) * tiles_of(T)));
     }
     constexpr int b(int n) const { return (first + n) / tiles_of(T); }
     constexpr int tile(int n) const { return (first + n) % tiles_of(T); }
-    /// Not std::min(), which takes TILE's address: that is one of the host, and nvcc then makes a trap of the whole kernel.
+    /// Not std::min(), which takes the address of TILE, a host variable: nvcc then turns the whole kernel into a trap.
     constexpr int rows(int n) const {
         const int left = T - tile(n) * TILE;
         return left < TILE ? left : TILE;
@@ -39,7 +39,7 @@ struct IndexPiece {
     }
 };
 
-/// Which key tiles hold a key that some query of a query tile sees; without flags all up to its own.
+/// Whether a key tile holds a key that some query of a query tile sees; without flags all tiles up to its own.
 struct TouchedTiles {
     const int* flags = nullptr;   // (B, tiles, tiles)
     int tiles = 0;
@@ -48,19 +48,19 @@ struct TouchedTiles {
     }
 };
 
-/// One thread's products of a query tile and a key tile on the CPU.
+/// A thread's products of a query tile and a key tile, on the CPU.
 template <class X>
 class IndexTiles {
 public:
     explicit IndexTiles(const Index<X>& x) : x_(x), rows_(size_t(x.s.D) * TILE), keys_(rows_.size()), products_(size_t(TILE) * TILE) {}
 
-    void bring_keys(int b, int key_tile) {
+    void load_keys(int b, int key_tile) {
         const int j0 = key_tile * TILE, exist = std::min(TILE, x_.s.T - j0);
         for (int j = 0; j < exist; j++) std::copy_n(x_.key(b, j0 + j), x_.s.D, &rows_[size_t(j) * x_.s.D]);
         std::fill(rows_.begin() + size_t(exist) * x_.s.D, rows_.end(), X(0));
         transpose_tile(keys_.data(), rows_.data(), x_.s.D);
     }
-    /// (rows, TILE) q_h.k of head h, row by row.
+    /// Products q_h.k (rows, TILE) of head h.
     X* products(int b, int i0, int rows, int h) {
         gemm(Transpose::no, Transpose::no, rows, TILE, x_.s.D, X(1), x_.query(b, i0, h), x_.s.row(), keys_.data(), TILE, X(0),
              products_.data(), TILE);
@@ -83,7 +83,7 @@ void index_scores(CPU, const IndexPiece<X>& piece, const Index<X>& x, const Touc
             for (int key_tile = 0; key_tile <= piece.tile(n); key_tile++) {
                 const int b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
                 if (!touched.has(b, piece.tile(n), key_tile)) continue;
-                tiles.bring_keys(b, key_tile);
+                tiles.load_keys(b, key_tile);
                 for (int r = 0; r < rows; r++) std::fill_n(piece.row(n, r) + key_tile * TILE, TILE, X(0));
                 for (int h = 0; h < x.s.heads; h++) {
                     const X* const products = tiles.products(b, i0, rows, h);

@@ -1,8 +1,8 @@
-// The lightning indexer of DeepSeek Sparse Attention: queries of some heads, one key and a weight per head for each token, from the
+// The lightning indexer of DeepSeek Sparse Attention: each token has a query and a weight per indexer head and one key, from the
 // block's normed input x:
 //     q_th = R(Wq_h x_t)     k_s = R(LayerNorm(Wk x_s))     w_t = Ww x_t     I_ts = (heads D)^-1/2 sum_h w_th ReLU(q_th.k_s)
-// R is RoPE on the first `rotated` of the D numbers, by halves: of RoPE's table for heads of HS every (HS / rotated)-th frequency,
-// which are those of heads of that size.
+// R is RoPE on the first `rotated` of the D numbers, by halves. Its frequencies are every (HS / rotated)-th of RoPE's table for heads
+// of HS, which are those of heads of size `rotated`.
 #pragma once
 #include <cmath>
 
@@ -15,7 +15,7 @@
 
 struct IndexShape {
     int B, T, heads, D, HS;
-    /// The greatest common divisor of D / 2 and HS, by Euclid: in device code nvcc makes 0 of std::gcd() of GCC 12's library.
+    /// The greatest common divisor of D / 2 and HS, by Euclid: in device code nvcc compiles GCC 12's std::gcd() to 0.
     constexpr int rotated() const {
         int a = D / 2, b = HS;
         while (b) {
@@ -25,7 +25,7 @@ struct IndexShape {
         return a;
     }
     constexpr size_t tokens() const { return size_t(B) * T; }
-    constexpr size_t row() const { return size_t(heads + 1) * D; }   // of a token: its queries, then its key
+    constexpr size_t row() const { return size_t(heads + 1) * D; }   // a token's queries, then its key
 };
 
 /// Tensors of the indexer: wq (heads D, C) and wk (D, C), contiguous; LayerNorm's weight and bias (D each), contiguous; ww (heads, C).
@@ -33,7 +33,7 @@ struct IndexTensors {
     size_t wqk, norm, ww;
 };
 
-/// Of a forward pass.
+/// Results of a forward pass.
 template <class X>
 struct Index {
     IndexShape s;
@@ -48,7 +48,7 @@ struct Index {
     }
     constexpr const X* query(int b, int t, int h) const { return qk + (size_t(b) * s.T + t) * s.row() + size_t(h) * s.D; }
     constexpr const X* key(int b, int t) const { return query(b, t, s.heads); }
-    /// w_th with the scale of the sum.
+    /// w_th times the scale of the sum.
     constexpr Wide<X> weight(int b, int t, int h, Wide<X> scale) const {
         return scale * widened(w[(size_t(b) * s.T + t) * s.heads + h]);
     }
@@ -69,7 +69,7 @@ struct KeyMoments {
     }
 };
 
-/// Two numbers of a head: a pair that is rotated, or neighbours behind those.
+/// Processes two numbers of a head: a pair to rotate, or two neighbours after the rotated part.
 template <class X>
 struct RotateIndex {
     Index<X> x;
@@ -94,7 +94,7 @@ struct RotateIndex {
     }
 };
 
-/// `position`: where each token stands in RoPE's table, if not as in the sequence.
+/// `position`: each token's position in RoPE's table, if not its index in the sequence.
 template <class Device, class X>
 void index_forward(Device device, const Index<X>& x, const LayerInputs<X>& in, const X* weights, const IndexTensors& at,
                    const RowPositions& position = {}) {
@@ -108,7 +108,7 @@ void index_forward(Device device, const Index<X>& x, const LayerInputs<X>& in, c
 
 // ---- backward, up to the projections' outputs
 
-/// From dqk to the gradient of `raw`; dqk is left as that of the normed keys and of the queries, before RoPE. One thread per head.
+/// Computes the gradient of `raw` from dqk, in which it leaves the gradient before RoPE of queries and normed keys. One thread per head.
 template <class X>
 struct IndexGradient {
     Index<X> x;
@@ -144,7 +144,7 @@ struct IndexGradient {
     }
 };
 
-/// Sums over CHUNK tokens of the gradients of LayerNorm's weight and bias, from what IndexGradient has left of dqk.
+/// Sums over CHUNK tokens of the gradients of LayerNorm's weight and bias, from dqk as IndexGradient leaves it.
 template <class X>
 struct NormSums {
     static constexpr int CHUNK = 64;
@@ -193,7 +193,7 @@ struct AddChunks {
     }
 };
 
-/// What a forward pass that distils keeps: gradients of the loss per unit of a token's weight.
+/// Gradients of the loss per unit of a token's weight, kept by a forward pass that distils.
 template <class X>
 struct IndexGradients {
     X *raw, *w;      // as in Index
@@ -204,7 +204,7 @@ struct IndexGradients {
     }
 };
 
-/// From dqk, which is used up, and dw (B, T, heads).
+/// Fills `to` from dqk, which is overwritten, and dw (B, T, heads).
 template <class Device, class X>
 void index_gradients(Device device, const IndexGradients<X>& to, const Index<X>& x, Wide<X>* dqk, const Wide<X>* dw,
                      const LayerInputs<X>& in, const X* weights, const IndexTensors& at) {

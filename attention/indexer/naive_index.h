@@ -1,9 +1,9 @@
-// The indexer's scores as its header comment (indexer.cuh) prints them, in dense loops.
+// The indexer's scores by the formulas of indexer.cuh, in dense loops.
 #pragma once
 #include "attention/indexer/indexer.cuh"
 #include "attention/kernel/naive.h"
 
-/// (rows of weight) = weight x, of one token.
+/// weight x, for one token.
 template <class X>
 std::vector<X> naive_projection(const X* weight, const X* x, int OUT, int C) {
     std::vector<X> out(OUT);
@@ -11,7 +11,7 @@ std::vector<X> naive_projection(const X* weight, const X* x, int OUT, int C) {
     return out;
 }
 
-/// RoPE of one head (D) at position t: numbers d and d + rotated / 2 turn by t theta^(-2 d / rotated).
+/// RoPE of one head (D) at position t: numbers d and d + rotated / 2 are rotated by t theta^(-2 d / rotated).
 template <class X>
 void naive_index_rope(X* head, const LayerInputs<X>& in, const IndexShape& s, int t) {
     const int half = s.rotated() / 2;

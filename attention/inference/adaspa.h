@@ -1,18 +1,18 @@
-// AdaSpa (arXiv 2502.21079), for the prefill of a prompt only: every layer searches for the blocks of its attention matrix that
-// hold the mass, and reads no others. Nothing is trained.
+// AdaSpa (arXiv 2502.21079), for the prefill of a prompt only: every layer searches for the blocks of its attention matrix with the
+// largest attention mass, and reads no others. Nothing is trained.
 //     pass 1    dense attention, for LSE_i
 //     pass 2    W_pc = sum_{i in block p, j in block c} exp(z_ij - LSE_i)     (printed in the paper as Log(qk - LSE): Exp is meant)
 //     choice    of the p + 1 blocks c <= p of block row p, the ceil((1 - s_h) (p + 1)) with the largest W_pc
 //     heads     recall_h = share of the mass that s keeps; n heads have recall > 0.8; the n best get s_h = (1 + s) / 2, the n worst
 //               (3 s - 1) / 2, the others s, so that the mean stays s
 // NOT CAUSAL: whether row i reads a block depends on later queries of its own block of rows and, through the recall of heads, on
-// the whole prompt. That is valid where the whole prompt is known and wrong everywhere else: no training, and a perplexity of the
-// prompt itself is that of rows that have looked ahead. The paper is about denoising video, where all tokens attend to all others.
-// Read here: the row-wise uniform choice, which the paper uses in practice, on the lower triangle; a block row always keeps its own
+// the whole prompt. That is valid if the whole prompt is known, and wrong in training. A perplexity of the prompt itself would be of
+// rows that have looked ahead. The paper is about denoising video, where all tokens attend to all others.
+// Assumptions: the row-wise uniform choice, which the paper uses in practice, on the lower triangle; a block row always keeps its own
 // block, so that every row sees something; 2 n <= NH; below s = 1/3, where (3 s - 1) / 2 is negative, heads get 0 and 2 s.
-// The paper searches at a few denoising steps and reuses the blocks (or an old LSE) in between, which is where its speed comes
-// from. A prompt is read once and layers do not share blocks, so here every layer searches for itself, and a prefill costs more
-// than a dense one: what this shows is the effect of the sparsity on the text.
+// The paper searches at a few denoising steps and reuses the blocks (or an old LSE) in between, which is the source of its speed. A
+// prompt is read once and layers do not share blocks, so here every layer searches, and a prefill costs more than a dense one. It
+// shows the effect of the sparsity on the text.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -33,10 +33,10 @@ struct AdaSpaCount {
     }
 };
 
-/// Which key blocks each block row reads: [row] in ascending order.
+/// The key blocks that each block row reads: [row] in ascending order.
 using KeptBlocks = std::vector<std::vector<int>>;
 
-/// sum_j exp(z_j - lse) of a row's `width` keys, the hidden ones left out. (In the lambda below nvcc would compile it for the GPU.)
+/// sum_j exp(z_j - lse) over the visible ones of a row's `width` keys. (Inside the lambda below, nvcc would compile it for the GPU.)
 template <class X>
 X mass_of_row(const X* z, int width, X lse) {
     using N = Pack<X>;
@@ -68,7 +68,7 @@ std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>
     return mass;
 }
 
-/// How many of `candidates` blocks a row keeps: at least one, and not one too many because 1 - s is rounded.
+/// Number of `candidates` blocks that a row keeps: at least one, and not one too many because 1 - s is rounded.
 inline int adaspa_kept(int candidates, double sparsity) {
     return std::max(1, int(std::ceil((1 - sparsity) * candidates - 1e-9)));
 }
@@ -132,13 +132,13 @@ struct AdaSpaTiles {
     TileList list() const { return {count.data(), tiles.data(), stride}; }
 };
 
-/// What all heads read.
+/// The blocks that all heads read.
 struct AdaSpaChoice {
     AdaSpaTiles tiles;
     AdaSpaCount count;
 };
 
-/// From the mass (N, N) of every head of a prompt of T tokens.
+/// Chooses from the mass (N, N) of every head of a prompt of T tokens.
 inline AdaSpaChoice adaspa_choose(const std::vector<std::vector<double>>& mass, int T, const AdaSpaOptions& how) {
     const int NH = int(mass.size()), blocks = (T + how.block - 1) / how.block;
     std::vector<double> recall(NH);
@@ -157,7 +157,7 @@ inline AdaSpaChoice adaspa_choose(const std::vector<std::vector<double>>& mass, 
     return chosen;
 }
 
-/// out and lse from the chosen blocks, for one sequence. Precondition: the policy hides no more than the future.
+/// Computes out and lse from the chosen blocks, for one sequence. Precondition: the policy hides no more than the future.
 template <class X, class P>
 AdaSpaCount adaspa_forward(CPU device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how) {
     attention_forward(device, policy, a);

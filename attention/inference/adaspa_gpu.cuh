@@ -1,6 +1,6 @@
-// AdaSpa's prefill (adaspa.h) on a GPU: both passes over all pairs and the attention are kernels, the choice between them is the host's,
-// as a prompt is no graph. The mass of a pair of blocks is a float32 sum there, where the CPU adds doubles: blocks whose mass is equal to
-// rounding may be chosen otherwise.
+// AdaSpa's prefill (adaspa.h) on a GPU. Both passes over all pairs and the attention are kernels; the choice between them is made on the
+// host, as a prefill is no CUDA graph. The mass of a pair of blocks is a float32 sum, where the CPU adds doubles: blocks whose masses are
+// equal up to rounding may be chosen differently.
 #pragma once
 #include "attention/inference/adaspa.h"
 #include "model/device/memory.cuh"
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS) block_mass_kernel(float* mass, const 
 
 }   // namespace adaspa
 
-/// mass (NH, N, N) in the GPU's memory: adaspa_block_mass() of every head, after attention_forward() has left its LSE in a.lse.
+/// mass (NH, N, N), in device memory: adaspa_block_mass() of every head, after attention_forward() has left its LSE in a.lse.
 template <class X, class P>
 void adaspa_block_masses(GPU device, float* mass, const P& policy, const AttentionForward<X>& a, int block) {
     const int blocks = (a.T + block - 1) / block;
@@ -78,8 +78,8 @@ void adaspa_block_masses(GPU device, float* mass, const P& policy, const Attenti
     });
 }
 
-/// out and lse from the chosen blocks, for one sequence: `memory` is for as many tokens. Precondition: the policy hides the future and no
-/// more.
+/// Computes out and lse from the chosen blocks, for one sequence of at most the tokens of `memory`. Precondition: the policy hides the
+/// future and no more.
 template <class X, class P>
 AdaSpaCount adaspa_forward(GPU device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how, const AdaSpaMemory& memory) {
     attention_forward(device, policy, a);

@@ -1,5 +1,5 @@
-// Progressive sparse attention (arXiv 2503.00392), for decoding only: a new token reads the cached keys block by block, the most
-// promising first, and stops as soon as these hold a share eps of its attention mass. Nothing is evicted, and nothing is trained.
+// Progressive sparse attention (arXiv 2503.00392), for decode only: a new token reads the cached keys block by block, in decreasing order
+// of estimated mass, and stops when the blocks read hold a share eps of its attention mass. Nothing is evicted, and nothing is trained.
 //     mass of block c for query q    M_c = sum_{j in c} exp(z_j),   z_j = q.k_j / sqrt(HS)
 //     its estimate from metadata     E_c = |c| exp(s_c)
 //         mean     s_c = q.mean(k_c) / sqrt(HS)                                 E_c <= M_c (Jensen): a heuristic, may stop early
@@ -7,10 +7,10 @@
 //     stop when V / (V + R) >= eps,  V = sum of M_c over visited blocks, R = sum of E_c over the others
 // V is the running softmax's own sum and costs nothing. The output is the softmax over the visited blocks.
 // Only the paper's abstract and second-hand accounts were available: a threshold instead of top-k, per token and layer; blocks with
-// metadata; a budget that follows the distribution. Read here: both bounds and the stopping rule above; the published form is taken
-// to be `mean`. Under grouped queries the heads of a group share their keys, so they visit the same blocks, in the order of the
-// mass estimated for the group, until every head is satisfied. The paper's other half, unified memory of GPU and host and
-// overlapped iterations, is about serving many requests and is left out.
+// metadata; a budget that follows the distribution. Assumptions: both bounds and the stopping rule above; the published form is
+// `mean`. Under grouped queries the heads of a group share their keys, so they visit the same blocks, in the order of the mass
+// estimated for the group, until every head is satisfied. The paper's other half, unified memory of GPU and host and overlapped
+// iterations, is about serving many requests and is left out.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -27,10 +27,10 @@ class PsaBlocks {
 public:
     PsaBlocks(const PsaOptions& how, int NKV, int HS) : how_(how), HS_(HS), row_(size_t(NKV) * HS) {}
 
-    /// At most, for T keys: one row for each block, or two.
+    /// Maximum size for T keys: one row for each block, or two.
     static size_t bytes(const PsaOptions& how, int NKV, int HS, int T) { return 2 * sizeof(X) * NKV * HS * (size_t(T) / how.block + 1); }
 
-    /// The keys (NKV, HS) of the next token.
+    /// Adds the keys (NKV, HS) of the next token.
     void append(const X* k) {
         const bool upper = how_.bound == PsaBound::upper;
         if (keys_++ % how_.block == 0) {
@@ -48,7 +48,7 @@ public:
     int begin(int c) const { return c * how_.block; }
     int end(int c) const { return std::min(keys_, (c + 1) * how_.block); }
 
-    /// log E_c for query q (HS) of a head that reads key head kv. In double: a bound must not be rounded below what it bounds.
+    /// log E_c for query q (HS) of a head that reads key head kv. In double, because an upper bound must not be rounded down.
     double log_mass(const X* q, int kv, int c) const {
         const size_t at = c * row_ + size_t(kv) * HS_;
         const int keys = end(c) - begin(c);
@@ -156,7 +156,7 @@ PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const Psa
     return count;
 }
 
-/// out and lse of one row, the newest token's, from the blocks of the a.S keys that it needs; `blocks` has them all.
+/// Computes out and lse of one row, the newest token's, from those of the a.S keys' blocks that it needs; `blocks` has them all.
 template <class X>
 PsaCount psa_attention(const Policy& causal, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps) {
     std::vector<PsaCount> groups(a.NKV);
@@ -167,7 +167,7 @@ PsaCount psa_attention(const Policy& causal, const AttentionForward<X>& a, const
     return count;
 }
 
-/// out and lse of the T rows of one sequence, behind S - T keys: each reads the keys up to its own as the newest token would.
+/// Computes out and lse of the T rows of one sequence, behind S - T keys: each reads the keys up to its own, as the newest token would.
 template <class X>
 PsaCount psa_rows(const Policy& causal, const AttentionForward<X>& a, const PsaOptions& how) {
     const int before = a.S - a.T;

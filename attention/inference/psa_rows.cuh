@@ -1,9 +1,9 @@
-// Progressive sparse attention (psa.h) in decode steps of several sequences on a GPU. Estimates are computed for all blocks side by side;
-// then one thread block for each row and key head takes one block of keys after the other, as which is next, and whether there is a next,
-// is known only then. Four of its warps share the keys of a block, for four query heads; more heads have more warps.
-// Estimates and shares are float32 where the CPU has doubles: blocks whose shares are equal to rounding may come in another order, and
-// the certified share of `upper` is so to rounding. Which warp reads a key follows from the block alone: results are the same in every
-// run, whatever sequences stand beside.
+// Progressive sparse attention (psa.h) in decode steps of several sequences on a GPU. Estimates are computed for all blocks in parallel.
+// Then one thread block for each row and key head visits blocks of keys one after the other: each visit decides whether there is another.
+// Four of its warps share the keys of a block, for four query heads; more heads have more warps.
+// Estimates and shares are float32 where the CPU has doubles: blocks whose shares are equal up to rounding may come in another order,
+// and the certified share of `upper` is exact up to rounding. The warp that reads a key follows from the block alone: results are the
+// same in every run and in every batch.
 #pragma once
 #include "attention/inference/psa.h"
 #include "attention/decoding/attend.cuh"
@@ -14,7 +14,7 @@
 /// Metadata of the blocks of one layer's kept keys: PsaBlocks of several sequences.
 struct PsaCachedBlocks {
     PsaBound bound;
-    int block, NKV, HS, most;   // keys of a block; blocks of a sequence
+    int block, NKV, HS, most;   // keys per block; blocks per sequence
     float *first, *second;      // (sequences, NKV, most, HS): `mean` the sum of the keys; `upper` their minima and maxima
 
     /// For room.B sequences of at most room.T tokens each.
@@ -32,7 +32,7 @@ struct PsaCachedBlocks {
     constexpr int keys(int c, int tokens) const { return std::min(block, tokens - c * block); }
     constexpr size_t at(int sequence, int kv, int c) const { return ((size_t(sequence) * NKV + kv) * most + c) * HS; }
 
-    /// Number n of (NKV, HS) of token t's key.
+    /// Adds element n of token t's key (NKV, HS).
     constexpr void add(int sequence, int t, int n, float k) const {
         const size_t to = at(sequence, n / HS, t / block) + n % HS;
         const bool begins = t % block == 0;
@@ -40,13 +40,13 @@ struct PsaCachedBlocks {
         else first[to] = begins ? k : std::min(first[to], k), second[to] = begins ? k : std::max(second[to], k);
     }
 
-    /// One number's part of q.mean(k), or of the upper bound of q.k.
+    /// One element's part of q.mean(k), or of the upper bound of q.k.
     constexpr float product(float q, size_t number, int keys) const {
         return bound == PsaBound::mean ? q * first[number] / float(keys) : std::max(q * first[number], q * second[number]);
     }
 };
 
-/// Block c of the first T tokens of a sequence.
+/// Adds block c of the first T tokens of a sequence.
 template <class X>
 struct AddPromptBlock {
     PsaCachedBlocks to;
@@ -58,7 +58,7 @@ struct AddPromptBlock {
     }
 };
 
-/// Row b's token.
+/// Adds row b's token.
 template <class X>
 struct AddDecodedKey {
     PsaCachedBlocks to;
@@ -67,7 +67,7 @@ struct AddDecodedKey {
     constexpr void operator()(unsigned b, int n) const { to.add(rows.sequence[b], rows.position[b], n, widened(k.data[b * k.row + n])); }
 };
 
-/// What a step needs besides, in memory that all layers share, and what the rows have read so far.
+/// Scratch memory of a step, shared by all layers, and counts of what the rows have read.
 struct PsaStep {
     static constexpr float VISITED = -1;   // in place of a share
 
@@ -79,13 +79,13 @@ struct PsaStep {
     constexpr float* log_mass_of(int b, int h) const { return log_mass + (size_t(b) * NH + h) * most; }
     constexpr float* shares_of(int b, int kv) const { return shares + (size_t(b) * NKV + kv) * most; }
 
-    static constexpr int MOST_HEADS = 16;   // that share keys: a thread block has warps for as many
+    static constexpr int MOST_HEADS = 16;   // heads that share keys, for which a thread block has warps
 
-    /// For room.B rows of sequences of at most room.T tokens. Exit::usage where more query heads share a key head than that.
+    /// For room.B rows of sequences of at most room.T tokens. Exit::usage if more than MOST_HEADS query heads share a key head.
     static PsaStep take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
         const int group = room.NH / room.NKV;
         if (group > MOST_HEADS)
-            fail(Exit::usage, "psa on the GPU takes up to ", MOST_HEADS, " query heads that share a key head, and this model has ", group,
+            fail(Exit::usage, "psa on the GPU supports up to ", MOST_HEADS, " query heads per key head, and this model has ", group,
                  "; give --device cpu");
         const int most = (room.T + how.block - 1) / how.block;
         PsaStep step{room.NH, room.NKV, most, nullptr, nullptr, nullptr};
@@ -119,8 +119,8 @@ __global__ void estimates_kernel(const PsaStep step, const PsaCachedBlocks block
     if (lane_of() == 0) step.shares_of(b, kv)[c] = 0;
 }
 
-/// log of the sum of E over the blocks that have not been visited, -infinity when all have; on every lane of the warp. In logarithms
-/// throughout, so that it is finite however small what is left.
+/// log of the sum of E over the blocks not yet visited, -infinity if there are none; on every lane of the warp. In logarithms throughout,
+/// so that even the smallest rest is finite.
 __device__ __forceinline__ float log_rest(const float* log_mass, const float* shares, int blocks) {
     float largest = -INFINITY, sum = 0;
     for (int c = lane_of(); c < blocks; c += WARP) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ float log_rest(const float* log_mass, const float* sh
     return peak + logf(warp_sum(sum * expf(largest - peak)));
 }
 
-/// When a head has enough: psa_satisfied().
+/// The stopping rule for a head: psa_satisfied().
 struct Stop {
     float log_eps, log_rest_allowed;   // log(eps), log(1 - eps)
     explicit Stop(double eps) : log_eps(float(std::log(eps))), log_rest_allowed(float(std::log(1 - eps))) {}
@@ -143,9 +143,9 @@ struct Stop {
 
 /// A candidate for the next visit.
 struct Best {
-    int block = -1;   // none is left
+    int block = -1;   // -1: none
     float share = PsaStep::VISITED;
-    /// Of equal shares the lower block's.
+    /// Among equal shares the lower block wins.
     __device__ void take(const Best& other) {
         if (other.share > share || (other.share == share && other.block < block)) *this = other;
     }
@@ -160,7 +160,7 @@ struct Shared {
     Best best[MOST_HEADS / Shape::HEADS * Shape::WARPS];      // of each warp
 };
 
-/// The choice of blocks for one row's query heads that share a key head: every thread of the block calls each function.
+/// The choice of blocks for one row's query heads that share a key head. Every thread of the block calls each function.
 template <class Shape>
 struct Search {
     Shared<Shape>& shared;
@@ -172,12 +172,12 @@ struct Search {
     __device__ static int warps() { return int(blockDim.x) / WARP; }
     __device__ const float* log_mass_of(int g) const { return log_mass + size_t(g) * most; }
 
-    __device__ void share_out() {
+    __device__ void compute_shares() {
         for (int g = warp(); g < group; g += warps()) {
             const float total = log_rest(log_mass_of(g), shares, blocks);
             if (lane_of() == 0) shared.log_total[g] = total;
         }
-        __syncthreads();   // and the shares have been read
+        __syncthreads();   // the shares have been read, too
         for (int c = threadIdx.x; c < blocks; c += int(blockDim.x)) {
             float share = 0;
             for (int g = 0; g < group; g++) share += expf(log_mass_of(g)[c] - shared.log_total[g]);
@@ -186,7 +186,7 @@ struct Search {
         __syncthreads();
     }
 
-    /// The block with the greatest share, of equal ones the first; negative when all have been visited.
+    /// The block with the greatest share, the first of equal ones; negative when all have been visited.
     __device__ int next() {
         Best mine;
         for (int c = threadIdx.x; c < blocks; c += int(blockDim.x))
@@ -200,7 +200,7 @@ struct Search {
         return best.block;
     }
 
-    /// After the warps' sums have been written: what each head has, of what it is estimated to lack. Known after the next barrier.
+    /// Judges each head by its visited and its estimated remaining mass, after the warps' sums are written. Valid after the next barrier.
     __device__ void judge(const Stop& stop) {
         for (int g = warp(); g < group; g += warps()) {
             const float visited = log_visited(g), rest = log_rest(log_mass_of(g), shares, blocks);
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
 
     const size_t head = mine.head_at();
     int visited = 0;
-    search.share_out();
+    search.compute_shares();
     int c = search.next();
     for (bool enough = false; c >= 0 && !enough;) {
         const int count = blocks.keys(c, tokens), of_warp = (count + WARPS - 1) / WARPS, begin = min(count, warp * of_warp);
@@ -271,14 +271,13 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
 
 }   // namespace psa_visits
 
-/// Replaces a sequence by the first a.S tokens of a new one.
+/// Replaces a sequence's metadata by the metadata of the first a.S tokens of a new one.
 template <class X>
 void psa_prefill(const GPU& device, const PsaCachedBlocks& blocks, const AttentionForward<X>& a, int sequence) {
     each_element(device, blocks.count(a.S), a.NKV * a.HS, AddPromptBlock<X>{blocks, a.k, sequence, a.S});
 }
 
-/// out and lse of the rows in `a` from the cached blocks that they need; their keys are appended. Adds to
-/// step.counts of the rows.
+/// Computes out and lse of the rows in `a` from the cached blocks that they need, appends their keys, and adds to their step.counts.
 template <class X>
 void psa_decode(const GPU& device, const Policy& causal, const KVCache<GPU, X>& keys, const PsaCachedBlocks& blocks, const PsaStep& step,
                 const DecodeRows& rows, const AttentionForward<X>& a, double eps) {

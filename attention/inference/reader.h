@@ -1,5 +1,5 @@
-// A plain causal layer read by a mechanism for inference only: a text is a prompt that is known in advance, and what continues it
-// token by token, on the CPU (on a GPU: psa_rows.cuh, adaspa_gpu.cuh). AdaSpa reads prompts and leaves the rest dense; PSA reads the rest and leaves prompts dense.
+// A plain causal layer read by a mechanism for inference only, on the CPU (on a GPU: psa_rows.cuh, adaspa_gpu.cuh). AdaSpa reads prompts
+// and keeps decode dense; PSA reads token by token and keeps prompts dense.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,20 +10,20 @@
 #include "model/base/text.h"
 #include "model/config.h"
 
-/// What was read, summed over layers, heads and texts.
+/// Counts of pairs read, summed over layers, heads and texts.
 struct InferenceCount {
     PsaCount psa;
     AdaSpaCount adaspa;
     void add(const InferenceCount& other) { psa.add(other.psa), adaspa.add(other.adaspa); }
 
-    /// Pairs that were read, as a share of those that dense attention reads; NaN if nothing was.
+    /// Pairs read, as a share of dense attention's; NaN if nothing was read.
     double pairs_read() const { return psa.rows > 0 ? psa.visited / psa.cached : adaspa.kept / adaspa.candidates; }
-    /// The mean share of a row's attention mass in them: measured by AdaSpa, certified or estimated by PSA.
+    /// The mean share of a row's attention mass in the pairs read: measured by AdaSpa, certified or estimated by PSA.
     double mass_kept() const { return psa.rows > 0 ? psa.retained / psa.rows : adaspa.recall / adaspa.heads; }
 };
 
-/// For people; empty if nothing was read.
-inline std::string described(const InferenceCount& count, PsaBound bound) {
+/// A sentence for the log; empty if nothing was read.
+inline std::string describe(const InferenceCount& count, PsaBound bound) {
     if (count.psa.rows > 0)
         return text("psa: read %.1f%% of the cached pairs; %s share of the attention mass: %.4f on average, at least %.4f",
                     100 * count.pairs_read(), bound == PsaBound::upper ? "certified" : "estimated", count.mass_kept(),
@@ -34,8 +34,8 @@ inline std::string described(const InferenceCount& count, PsaBound bound) {
     return "";
 }
 
-/// Arguments: one text (B = 1) of T rows behind S - T keys; out and lse are written. For float and double: reader.cpp, which nvcc
-/// does not see, as it compiles no SIMD packs for a device.
+/// Arguments: one text (B = 1) of T rows behind S - T keys; out and lse are written. Instantiated for float and double in reader.cpp,
+/// because nvcc cannot compile SIMD packs for a device.
 template <class X>
 class InferenceReader {
 public:
@@ -47,7 +47,7 @@ public:
     /// Precondition: q_position is set where T < S.
     InferenceCount continuation(const AttentionForward<X>& a) const;
 
-    /// A text without a division (T == S): what the mechanism is for. AdaSpa's choice of blocks then looks ahead.
+    /// A whole text (T == S), read by the mechanism. AdaSpa's choice of blocks then looks ahead.
     InferenceCount whole(const AttentionForward<X>& a) const {
         return how_.attention == InferenceAttention::psa ? continuation(a) : prompt(a);
     }

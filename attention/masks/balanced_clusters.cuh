@@ -1,12 +1,12 @@
-// Clusters of equal size (Routing Transformer as published): every centroid takes the tokens of the whole sequence that are nearest
-// to it. A token may be in several clusters or in none, and which ones depends on the tokens after it.
+// Clusters of equal size (Routing Transformer as published): every centroid takes the nearest tokens of the whole sequence. A token may
+// be in several clusters or in none, depending on later tokens.
 #pragma once
 #include <numeric>
 
 #include "attention/masks/clusters.cuh"
 #include "attention/masks/select.cuh"
 
-/// cosines (B, NH - local, K, T) of one token with every centroid. NaN, in a diverged run, counts as the smallest.
+/// Writes cosines (B, NH - local, K, T) of one token with every centroid. NaN, in a diverged run, counts as the smallest.
 template <class W, class X, class M>
 constexpr void cosines_of_token(W* cosines, const X* q, const M* centroids, const ClusterShape& s, int b, int h, int t) {
     const Standard<W> by(q, s.HS);

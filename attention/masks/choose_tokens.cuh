@@ -1,4 +1,4 @@
-// Which tokens a head works on (MoSA), as rows (ListedRows in rows.cuh), and the gradients of the router and its thresholds.
+// The tokens that each head chooses (MoSA), as rows (ListedRows in rows.cuh), and the gradients of the router and its thresholds.
 // u (B, T, E) are the router's logits, E = NH - dense_heads per token; r = sigmoid(u).
 #pragma once
 #include "model/batch.h"
@@ -11,8 +11,8 @@ struct TokenChoice {
     bool expert_choice;   // the `count` tokens with the largest r, else those with r above the head's threshold; the first token
                           // always, and the first of every document
     int count;
-    float share;          // of the tokens, which a threshold aims at
-    int first = 0;        // position of the first of them in its text
+    float share;          // target share of chosen tokens, for the thresholds
+    int first = 0;        // position of the first token in its text
     Documents documents = {};   // of packed rows
 
     constexpr int routed() const { return NH - dense_heads; }
@@ -40,8 +40,8 @@ struct TokenChoice {
     }
 };
 
-/// gate (B, T, NH) = r of chosen tokens, 1 in dense heads, 0 elsewhere; tokens (B, NH, T) the chosen ones in ascending order, then
-/// -1; rows (B, NH, T) a token's index in that list, or -1. tau (E).
+/// gate (B, T, NH) = r of chosen tokens, 1 in dense heads, 0 elsewhere; tokens (B, NH, T) = the chosen tokens, ascending, then -1;
+/// rows (B, NH, T) = a token's index in that list, or -1. tau (E).
 template <class X>
 void choose_tokens(CPU, X* gate, int* tokens, int* rows, const X* u, const X* tau, const TokenChoice& c) {
 #pragma omp parallel for collapse(2)

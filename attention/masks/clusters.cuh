@@ -1,6 +1,6 @@
 // Tokens in clusters (Routing Transformer): content vectors n = LN(q), the nearest centroid of each, rows of tokens sorted by
-// cluster, and the update of centroids from their members. q is before RoPE, so that content alone decides. All of it is per query
-// head; the first `local` heads have no clusters. Clusters of equal size are formed in balanced_clusters.cuh.
+// cluster, and the update of centroids from their members. q is before RoPE, so that content alone decides. Everything is per query
+// head; the first `local` heads have no clusters. Clusters of equal size: balanced_clusters.cuh.
 #pragma once
 #include <algorithm>
 #include <climits>
@@ -13,10 +13,10 @@
 struct ClusterShape {
     int B, T, NH, HS;
     int local;      // heads without clusters
-    int clusters;   // of each other head, K
-    int size;       // tokens of each cluster, where a token may be in several clusters or none; 0: every token is in exactly one
+    int clusters;   // K of each other head
+    int size;       // tokens per cluster, if a token may be in several clusters or none; 0: every token is in exactly one
 
-    /// Rows of a head, R; and how many of a routed head's are not padding. Padding comes last.
+    /// Rows of a head, R, and the number of them that are not padding in a routed head. Padding comes last.
     constexpr int rows() const { return std::max(T, clusters * size); }
     constexpr int filled() const { return size ? clusters * size : T; }
 
@@ -39,7 +39,7 @@ struct ClusterRows {
     int* tokens;    // (B, NH, R) the token of each row
     int* queries;   // (B, NH, R) its position as a query: as a key, or one more
     int* keys;      // (B, NH, R) row + R x the number of its group; all are -1 in padding
-    int* ends;      // (B, NH, K) of routed heads: the row behind the last of each cluster
+    int* ends;      // (B, NH, K) routed heads: one past the last row of each cluster
 
     constexpr void put(const ClusterShape& s, int b, int h, int row, int token, int group, int first) const {
         tokens[s.rows_of(b, h) + row] = token;
@@ -81,7 +81,7 @@ void content_rows(CPU, X* q, X* k, const LayerInputs<X>& in, const int* tokens, 
             }
 }
 
-/// dq_pre (token stride `row`) from dn (B, T, NH, HS); zero in local heads.
+/// Computes dq_pre (token stride `row`) from dn (B, T, NH, HS); zero in local heads.
 template <class X>
 void content_vectors_backward(CPU, X* dq_pre, size_t row, const X* dn, const LayerInputs<X>& in, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
@@ -111,7 +111,7 @@ struct Standard {
     }
 };
 
-/// mu.n / |mu|, which is the cosine times |n|, equal for all centroids. n is not rounded to X: choices depend on it.
+/// mu.n / |mu|: the cosine times |n|, which is equal for all centroids. n is not rounded to X, because choices depend on it.
 template <class W, class X, class M>
 constexpr W centroid_cosine(const X* q, const Standard<W>& by, const M* centroid, int HS) {
     W product = 0, squares = 0;
@@ -122,7 +122,7 @@ constexpr W centroid_cosine(const X* q, const Standard<W>& by, const M* centroid
     return squares > 0 ? product / std::sqrt(squares) : W(0);
 }
 
-/// Index of the centroid (K, HS) with the largest cosine to n; of ties the first.
+/// Index of the centroid (K, HS) with the largest cosine to n, the first of ties.
 template <class W, class X, class M>
 constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int HS) {
     const Standard<W> by(q, HS);
@@ -135,7 +135,7 @@ constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int
     return best;
 }
 
-/// `nearest` (B, NH, T) has the clusters; where it is null, only local heads and the padding of routed ones are written, and
+/// `nearest` (B, NH, T) has the clusters. If it is null, only local heads and the padding of routed ones are written, and
 /// take_greatest() writes the rest.
 inline void sort_by_cluster(CPU, const ClusterRows& rows, const int* nearest, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
@@ -153,7 +153,7 @@ inline void sort_by_cluster(CPU, const ClusterRows& rows, const int* nearest, co
         }
 }
 
-/// nearest (B, NH, T); local heads are not written.
+/// Writes nearest (B, NH, T), except for local heads.
 template <class X>
 void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
 #pragma omp parallel for collapse(2)
@@ -164,7 +164,7 @@ void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* cen
                     nearest_centroid<X>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
 }
 
-/// How many of n ascending numbers are less than `bound`.
+/// Number of n ascending numbers less than `bound`.
 constexpr int count_less(const int* ascending, int n, int bound) {
     int first = 0, last = n;
     while (first < last) {
@@ -180,7 +180,7 @@ struct DivideByDocument {
     ClusterRows rows;
     ClusterShape s;
     Documents documents;
-    /// Positions are ints.
+    /// Whether positions fit an int.
     static constexpr bool fits(const ClusterShape& s) { return int64_t(s.clusters + s.rows() + 1) * s.rows() <= INT_MAX; }
 
     constexpr void operator()(unsigned bh, int row) const {

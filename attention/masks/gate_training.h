@@ -1,5 +1,5 @@
-// Distillation of a gate or indexer that chooses a mask: the language model's loss does not reach it, so it is trained on the weights
-// of dense attention.
+// Distillation of a gate or indexer that chooses a mask. The language model's loss has no gradient for it, so it is trained on the
+// weights of dense attention.
 #pragma once
 
 enum class GateTraining {

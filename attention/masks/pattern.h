@@ -1,5 +1,5 @@
-// Tools for masks that are static patterns. tile() divides a rectangle of pairs into parts whose verdicts are obvious and combines
-// these. The result is exact: hidden where no pair is visible, full where every pair is.
+// Tools for masks that are static patterns. tile() divides a rectangle of pairs into parts with known verdicts and combines these.
+// The result is exact: hidden if no pair is visible, full if every pair is.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -55,9 +55,8 @@ struct LeadingAndWindow : Policy {
     constexpr KeptKeys kept_keys() const { return {leading, left + 1}; }
 };
 
-/// n / d and n mod d for a fixed d and every 0 <= n < 2^31, by a multiplication and a shift:
-/// masks need them for every pair, and a division costs twenty times as much. With 2^s >= d
-/// and m = floor(2^(31+s) / d) + 1 the error n (m d - 2^(31+s)) stays below 2^(31+s).
+/// n / d and n mod d for a fixed d and every 0 <= n < 2^31, by a multiplication and a shift: masks need them for every pair, and a
+/// division costs twenty times as much. With 2^s >= d and m = floor(2^(31+s) / d) + 1 the error n (m d - 2^(31+s)) stays below 2^(31+s).
 class Divisor {
 public:
     explicit constexpr Divisor(int d) : d_(d) {
@@ -101,7 +100,7 @@ public:
         return verdict.tile();
     }
 
-    /// What is kept of a text whose chunks leave their last `shared` tokens to all later rows.
+    /// Keys to cache for chunks that leave their last `shared` tokens to all later rows.
     constexpr KeptChunks kept_keys(int shared) const { return {length_.divisor(), shared}; }
 
 private:

@@ -7,9 +7,9 @@
 
 #include "attention/kernel/call.h"
 
-/// What query tile r visits: its own tile and the `local` - 1 before it, the first `leading` tiles, and of the tiles in between
-/// (the candidates) the `top` with the largest scores, ties going to earlier tiles; or, where `threshold` is not negative, those
-/// whose share in the softmax of the candidates' scores is above it. The first `dense_heads` query heads visit everything.
+/// The tiles that query tile r visits: its own and the `local` - 1 before it, the first `leading` tiles, and of the tiles in between
+/// (the candidates) the `top` with the largest scores, ties going to earlier tiles; or, if `threshold` is not negative, those whose
+/// share in the softmax of the candidates' scores is above it. The first `dense_heads` query heads visit everything.
 struct TileChoice {
     int top = 0;
     float threshold = -1;
@@ -27,7 +27,7 @@ struct TileScores {
     constexpr size_t list(int b, int h, int r) const { return (size_t(b) * NH + h) * N + r; }
 };
 
-/// The first tile of every tile's text, 0. Rows with several texts have another function of (b, r); r + 1 leaves tile r without a list.
+/// The first tile of every tile's text: 0. Rows with several texts use another function of (b, r); r + 1 leaves tile r without a list.
 struct FirstTile {
     constexpr int operator()(int /*b*/, int /*r*/) const { return 0; }
 };
@@ -41,8 +41,7 @@ constexpr bool chosen_by_rank(const W* scores, const TileChoice& choice, int r, 
     return rank < choice.top;
 }
 
-/// The candidates' largest score and sum of exp(score - largest), which turn scores into shares. Not
-/// computed where the choice is by rank.
+/// The candidates' largest score and sum of exp(score - largest), which turn scores into shares. Not computed if the choice is by rank.
 template <class W>
 struct CandidateSoftmax {
     W largest = -1e30f, sum = 0;
@@ -84,7 +83,7 @@ namespace choosing {
 
 /// Maps floats to integers of the same order.
 constexpr unsigned ordered(float x) {
-    const unsigned bits = std::bit_cast<unsigned>(x == 0 ? 0.0f : x);   // the zeros are equal
+    const unsigned bits = std::bit_cast<unsigned>(x == 0 ? 0.0f : x);   // 0 and -0 are equal
     return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
@@ -94,18 +93,18 @@ constexpr unsigned ordered(float x) {
 
 namespace choosing {
 
-/// Which candidates are chosen: those whose ordered() score is above `key`, and the first `equal` of those equal to it.
+/// The chosen candidates: those whose ordered() score is above `key`, and the first `equal` of those equal to it.
 struct Cut {
     unsigned key;
     int equal;
 };
 
-/// Finds them, by one warp: a candidate for each lane at a time, from the first to the last.
+/// Visits candidates in order, one per lane of a warp at a time.
 class ChosenByCut {
 public:
     __device__ explicit ChosenByCut(Cut cut) : cut_(cut) {}
 
-    /// Whether this lane's is chosen. All lanes call it, those without a candidate too.
+    /// Whether this lane's candidate is chosen. All lanes call it, also those without a candidate.
     __device__ bool has(bool candidate, unsigned key) {
         const unsigned before = (1u << threadIdx.x % WARP) - 1;
         const unsigned equals = __ballot_sync(ALL_LANES, candidate && key == cut_.key);
@@ -119,7 +118,7 @@ private:
     int equal_ = 0;   // candidates at the cut so far
 };
 
-/// For the `top` largest scores: the largest key that at least `top` candidates reach, found bit by bit.
+/// The cut for the `top` largest scores: the largest key that at least `top` candidates reach, found bit by bit.
 template <class W>
 __device__ Cut cut_of_greatest(const W* scores, const TileChoice& choice, int r) {
     const auto reach = [&](unsigned key) {
@@ -136,7 +135,7 @@ __device__ Cut cut_of_greatest(const W* scores, const TileChoice& choice, int r)
     return {key, choice.top - (key == ~0u ? 0 : reach(key + 1))};
 }
 
-/// For shares above the threshold, computed as in CandidateSoftmax and chosen(), in the same order of sums on every lane.
+/// The cut for shares above the threshold, computed as in CandidateSoftmax and chosen(), in the same order of sums on every lane.
 template <class W>
 __device__ Cut cut_of_shares(const W* scores, const TileChoice& choice, int r) {
     const CandidateSoftmax<W> softmax(scores, choice, r);

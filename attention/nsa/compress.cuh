@@ -1,9 +1,9 @@
 // Compression of keys or values: blocks of l tokens, one every d tokens, each turned into one key by a small network phi.
 //     phi(block) = W2 GELU(W1 flatten(block + pe) + b1)
 // A block (l, HS) is consecutive tokens of one key/value head; pe (l, HS) encodes their positions; W1 is (dh, l HS), W2 (HS, dh).
-// Blocks are copied, so that both products are of plain matrices; where d < l a token is in several blocks, and its gradient is
-// the sum over them in their order.
-// With packed documents blocks are numbered by document_blocks.h, and numbers without a block have a key that no query sees.
+// Blocks are copied, so that both products are of plain matrices. If d < l a token is in several blocks, and its gradient is the sum
+// over them in order.
+// Blocks of packed documents are numbered by document_blocks.h; numbers without a block have a key that no query sees.
 #pragma once
 #include "attention/blocks/document_blocks.h"
 #include "attention/mechanism.h"
@@ -34,12 +34,12 @@ struct CompressedMask : Policy {
     constexpr bool visible(int /*h*/, int i, int j) const { return j * stride + last <= i && i - j * stride <= left; }
 };
 
-/// The network of one kind (keys or values), as slots of the flat buffers.
+/// The network phi for keys or for values, as slots of the flat buffers.
 struct Compressor {
     Slot pe, w1, b1, w2;
 };
 
-/// `inp` (B, T, NKV, HS) is compressed to (B, R, NKV, HS), R = grid.rows(T), through `hidden` units.
+/// Compresses `inp` (B, T, NKV, HS) to (B, R, NKV, HS), R = grid.rows(T), through `hidden` units.
 struct CompressShape {
     int B, T, NKV, HS, hidden;
     BlockGrid grid;
@@ -117,7 +117,7 @@ struct SumBlocks {
         Wide<Y> sum = add ? widened(to) : Wide<Y>(0);
         for (int c = inside < l ? 0 : (inside - l) / d + 1; first + c < rows && c * d <= inside; c++) {
             const int place = inside - c * d;
-            if (blocks.begin(b, first + c) != t - place) continue;   // it would reach over the document's end
+            if (blocks.begin(b, first + c) != t - place) continue;   // it would extend past the document's end
             sum += widened(dblocks[(((size_t(b) * rows + first + c) * s.NKV + kv) * l + place) * s.HS + n]);
         }
         to = narrowed<Y>(sum);
@@ -147,7 +147,7 @@ struct ActivateHiddenBackward {
     }
 };
 
-/// out (columns) += sums over the rows of matrix (rows, columns), in their order.
+/// out (columns) += sums over the rows of matrix (rows, columns), in order.
 template <class X>
 void add_column_sums(CPU, X* out, const X* matrix, size_t rows, int columns) {
     const int width = 32;   // columns that a thread owns

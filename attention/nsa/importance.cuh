@@ -1,8 +1,8 @@
 // The choice of blocks by their importance to a query, from its attention to compressed keys (NSA, Yuan et al. 2025, equation 9),
-// summed over the query heads of a group, which choose together (equation 10):
+// summed over the query heads of a group, which share the choice (equation 10):
 //     score_j = sum_h sum_c p_hc |block j and compressed block c| / d,   p_hc = exp(q_h.Kc_c / sqrt(HS) - LSE_h)
-// |..| counts the tokens in both, of blocks of TILE tokens. Where d divides TILE and l this is the paper's sum over p of the strips
-// of d tokens that they share; this form holds for any l and d. Blocks of packed documents are numbered by document_blocks.h.
+// |..| counts the tokens in both; blocks have TILE tokens. If d divides TILE and l this is the paper's sum over p of the strips of d
+// tokens that they share; this form holds for any l and d. Blocks of packed documents are numbered by document_blocks.h.
 // InfLLM-V2 takes the largest of the sums over h in place of the weighted sum over c (Pool::largest).
 #pragma once
 #include <vector>
@@ -16,12 +16,12 @@
 #include "attention/kernel/features.cuh"
 #endif
 
-/// Of blocks of TILE tokens: `slots` are chosen, and every token sees the first, its own and the one before it.
+/// The rule for blocks of TILE tokens: `slots` are chosen, and every token sees the first, its own and the one before it.
 constexpr TileChoice choice_of_blocks(int slots) { return {.top = slots, .leading = 1, .local = 2}; }
 
 enum class Pool { sum, largest };   // over the compressed blocks that overlap a block
 
-/// Every `every`-th token chooses: row n of a choice is that of token n * every.
+/// Every `every`-th token chooses: row n of a choice belongs to token n * every.
 template <class X>
 struct Importance {
     int B, T, NH, NKV, HS;
@@ -29,7 +29,7 @@ struct Importance {
     int every;
     Heads<const X> q;     // (B, T, NH, HS)
     const X* keys;        // (B, R, NKV, HS) compressed, R = grid.rows(T)
-    const Wide<X>* lse;   // (B, NH, T) of the attention to them
+    const Wide<X>* lse;   // (B, NH, T) of the attention to the compressed keys
     Wide<X>* scores;      // importance_scratch() numbers
     Documents documents = {};
     Pool pool = Pool::sum;
@@ -41,7 +41,7 @@ struct Importance {
     constexpr DocumentBlocks blocks() const { return {TILE, TILE, T, documents}; }
     /// The row's own block, counted from its document's first.
     constexpr int own(int b, int row) const { return blocks().inside(b, token(row)) / TILE; }
-    /// The row sees compressed keys first_key() to past_key() - 1. Earlier ones do not affect its blocks; their p may be infinite.
+    /// The row sees compressed keys first_key() to past_key() - 1. Earlier keys do not affect its blocks; their p may be infinite.
     constexpr int first_key(int b, int row) const { return compressed().first(b, token(row)); }
     constexpr int past_key(int b, int row) const {
         return first_key(b, row) + grid.complete(compressed().inside(b, token(row)) + 1);
@@ -52,24 +52,24 @@ struct Importance {
     constexpr const X* key(int b, int kv, int c) const { return keys + ((size_t(b) * grid.rows(T) + c) * NKV + kv) * HS; }
     constexpr Wide<X> lse_of(int b, int h, int row) const { return lse[(size_t(b) * NH + h) * T + token(row)]; }
 
-    /// The factor on p_hc in the score of block j: |block j and compressed block c| / d, or whether they overlap. 0 where a number is of
-    /// no block.
+    /// The factor of p_hc in the score of block j: |block j and compressed block c| / d, or 1 or 0 for overlap or none. 0 for a number
+    /// without a block.
     constexpr Wide<X> weight(int b, int c, int j) const {
         const int of_j = blocks().begin(b, j), of_c = compressed().begin(b, c);
         const int begin = std::max(of_j, of_c), past = std::min(of_j + TILE, of_c + grid.l);
         if (of_j < 0 || of_c < 0 || past <= begin) return 0;
         return pool == Pool::sum ? Wide<X>(past - begin) / Wide<X>(grid.d) : Wide<X>(1);
     }
-    /// The score of a block and one more term of it, which is not negative.
+    /// Pools the score of a block with one more term, which is not negative.
     template <class N>
     constexpr N pooled(N score, N term) const {
         if (pool == Pool::sum) return score + term;
         return term > score ? term : score;
     }
-    /// The blocks that compressed block c, which begins in [c d, c d + d), can have tokens of.
+    /// The first and last block that compressed block c, which begins in [c d, c d + d), can overlap.
     constexpr int first_block(int c) const { return std::max(0, c * grid.d - (documents ? TILE - 1 : 0)) / TILE; }
     constexpr int last_block(int c) const { return (c * grid.d + (documents ? grid.d - 1 : 0) + grid.l - 1) / TILE; }
-    /// The score of block j by compressed blocks `first` to `end` - 1; `shares` begins at the first of them.
+    /// The score of block j from compressed blocks `first` to `end` - 1; `shares` begins at `first`.
     constexpr Wide<X> score(const Wide<X>* shares, int b, int first, int end, int j) const {
         const int begin = blocks().begin(b, j), lowest = std::max(0, begin - grid.l + 1) / grid.d;
         Wide<X> sum = 0;
@@ -79,30 +79,30 @@ struct Importance {
     }
 };
 
-/// The scores of blocks for TILE rows of one key/value head, on the CPU. Numbers lie by key or block and then by row, so that a SIMD
-/// vector has those of several rows.
+/// The scores of blocks for TILE rows of one key/value head, on the CPU. Arrays are by key or block, then by row, so that a SIMD vector
+/// holds several rows.
 template <class X>
 class ScoresOfRows {
-    static constexpr int KEYS = 2 * TILE;   // at a time: what is computed of them stays in the cache
+    static constexpr int KEYS = 2 * TILE;   // at a time: their results stay in the cache
 
 public:
     explicit ScoresOfRows(const Importance<X>& s)
         : s_(s), rows_of_q_(size_t(TILE) * s.HS), q_(size_t(s.group()) * s.HS * TILE), lse_(size_t(s.group()) * TILE), first_(TILE),
           past_(TILE), z_(KEYS * TILE), shares_(KEYS * TILE), scores_(size_t(tiles_of(s.T)) * TILE) {}
 
-    /// `past`: one past the last block that any of them sees.
+    /// `past`: one past the last block that any of the rows sees.
     void compute(int b, int kv, int row0, int rows, int past) {
         std::fill_n(scores_.begin(), size_t(past) * TILE, X(0));
         for (int r = 0; r < TILE; r++) {
             first_[r] = r < rows ? X(s_.first_key(b, row0 + r)) : X(0);
             past_[r] = r < rows ? X(s_.past_key(b, row0 + r)) : X(0);
         }
-        for (int h = 0; h < s_.group(); h++) bring_queries(b, kv * s_.group() + h, h, row0, rows);
+        for (int h = 0; h < s_.group(); h++) load_queries(b, kv * s_.group() + h, h, row0, rows);
         const int past_keys = s_.past_key(b, row0 + rows - 1);   // of all rows
         for (int c0 = s_.first_key(b, row0) / KEYS * KEYS; c0 < past_keys; c0 += KEYS)
             add_keys(b, kv, c0, std::min(KEYS, past_keys - c0));
     }
-    /// Of blocks `first` to `past` - 1, by block.
+    /// Copies the row's scores of blocks `first` to `past` - 1 to `to`, by block.
     void copy_row(X* to, int r, int first, int past) const {
         for (int j = first; j < past; j++) to[j] = scores_[size_t(j) * TILE + r];
     }
@@ -110,7 +110,7 @@ public:
 private:
     using N = Pack<X>;
 
-    void bring_queries(int b, int head, int h, int row0, int rows) {
+    void load_queries(int b, int head, int h, int row0, int rows) {
         for (int r = 0; r < rows; r++) {
             std::copy_n(s_.query(b, head, row0 + r), s_.HS, &rows_of_q_[size_t(r) * s_.HS]);
             lse_[h * TILE + r] = s_.lse_of(b, head, row0 + r);
@@ -142,11 +142,11 @@ private:
 
     const Importance<X>& s_;
     std::vector<X> rows_of_q_, q_;        // (TILE, HS) and transposed (group, HS, TILE)
-    std::vector<X> lse_, first_, past_;   // (group, TILE), and (TILE) which keys a row sees
+    std::vector<X> lse_, first_, past_;   // (group, TILE), and (TILE) the range of keys that a row sees
     std::vector<X> z_, shares_, scores_;  // (KEYS, TILE) twice and (blocks, TILE)
 };
 
-/// choice (block_rows.cuh), of the heads of each group together: the candidates of `rule` with the greatest scores.
+/// The choice (block_rows.cuh), one per group of heads: the candidates of `rule` with the greatest scores.
 template <class X>
 void choose_by_importance(CPU, int* choice, const Importance<X>& s, const BlockChoice& c, const TileChoice& rule) {
     const int tiles = tiles_of(s.rows());
@@ -160,7 +160,7 @@ void choose_by_importance(CPU, int* choice, const Importance<X>& s, const BlockC
             for (int b = 0; b < s.B; b++)
                 for (int kv = 0; kv < s.NKV; kv++) {
                     const int row0 = tile * TILE, rows = std::min(TILE, s.rows() - row0), last = s.token(row0 + rows - 1) / TILE;
-                    const bool compare = candidates_of(rule, last) > rule.top;   // else all are taken
+                    const bool compare = candidates_of(rule, last) > rule.top;   // otherwise all are taken
                     if (compare) of_rows.compute(b, kv, row0, rows, last + 1);
                     for (int r = 0; r < rows; r++) {
                         const int own = s.own(b, row0 + r), first = s.blocks().first(b, s.token(row0 + r));
@@ -184,7 +184,7 @@ inline constexpr int MOST_BLOCKS = 512;   // enough to fill a GPU; each has scor
 inline int blocks(const BlockChoice& c) { return int(std::min<int64_t>(MOST_BLOCKS, int64_t(tiles_of(c.T)) * c.choosers * c.B)); }
 }   // namespace importance
 
-/// Numbers that Importance::scores has to hold for a choice of blocks of T tokens.
+/// Size of Importance::scores for a choice of blocks of T tokens.
 inline size_t importance_scratch(GPU, const BlockChoice& c, int T) { return size_t(importance::blocks(c)) * TILE * tiles_of(T); }
 
 template <class X, int HS>
@@ -193,7 +193,7 @@ struct ImportanceShared {
     float shares[TILE][TILE + 1];
 };
 
-/// TILE rows of one key/value head: their scores of all blocks, key tile by key tile, then their choices.
+/// TILE rows of one key/value head: computes their scores of all blocks, key tile by key tile, then their choices.
 template <class X, int HS>
 struct ImportanceTile {
     const Importance<X>& s;
@@ -207,7 +207,7 @@ struct ImportanceTile {
         const int last = s.token(row0 + rows - 1) / TILE;
         for (int n = threadIdx.x; n < rows * (last + 1); n += importance::THREADS)
             scores[size_t(n / (last + 1)) * width() + n % (last + 1)] = 0;
-        const int past = candidates_of(rule, last) > rule.top ? s.past_key(b, row0 + rows - 1) : 0;   // else all are taken
+        const int past = candidates_of(rule, last) > rule.top ? s.past_key(b, row0 + rows - 1) : 0;   // otherwise all are taken
         for (int c0 = s.first_key(b, row0) / TILE * TILE; c0 < past; c0 += TILE) add_keys(c0, last);
         __syncthreads();
         for (int r = int(threadIdx.x) / WARP; r < rows; r += importance::WARPS) {
@@ -264,7 +264,7 @@ private:
     }
 };
 
-/// Blocks take one tile of rows after the other, those that see the most keys first.
+/// Blocks process one tile of rows after the other, starting with those that see the most keys.
 template <class X, int HS>
 __global__ void __launch_bounds__(importance::THREADS)
     choose_by_importance_kernel(int* choice, const __grid_constant__ Importance<X> s, const BlockChoice c, const TileChoice rule) {

@@ -1,5 +1,5 @@
-// For nsa's oracle: what each branch sees, softmax and choice of blocks in dense loops, for one sequence; shares no code with the
-// rest of this folder. A is nsa, whose sizes, settings and slots it reads.
+// nsa's oracle: keys, softmax and choice of blocks of each branch in dense loops, for one sequence. Shares no code with the rest of
+// this folder. A is nsa, from which sizes, settings and slots are read.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ struct NaiveNsa {
     std::vector<X> gates;                                      // (T, 3, NH)
 
     NaiveNsa(const A& a_, const LayerInputs<X>& in_, const X* weights, int b_) : a(a_), in(in_), b(b_) {
-        std::vector<X> k, v;   // inputs of cmp's compression
+        std::vector<X> k, v;   // inputs of phi
         for (int t = 0; t < in.T; t++) {
             const X *x = in.x + in.token(b, t) * a.C, *rotated = in.key(in.k, b, t, 0), *value = in.value(b, t, 0);
             auto append = [&](std::vector<X>& to, const X* from) { to.insert(to.end(), from, from + a.kv()); };
@@ -44,7 +44,7 @@ struct NaiveNsa {
             }
     }
 
-    /// Softmax of q against the keys that are visible, 0 for the others; all 0 where none is. Heads begin at `at` in a token.
+    /// Softmax of q over the visible keys, 0 for the others; all 0 if none is visible. Heads begin at `at` in a token.
     template <class Visible>
     std::vector<X> softmax(const X* q, const std::vector<X>& keys, size_t at, Visible visible) const {
         const int count = int(keys.size() / a.kv());
@@ -57,7 +57,7 @@ struct NaiveNsa {
         return p;
     }
 
-    /// Which blocks token t sees: what it chooses, or the first token of its tile.
+    /// The blocks that token t sees: its own choice, or the choice of the first token of its tile.
     std::vector<bool> choice(int kv_head, int t) const {
         const int own = t / TILE, chooser = t - t % a.selection.every;
         std::vector<X> score(own + 1);
@@ -71,7 +71,7 @@ struct NaiveNsa {
         score[0] = score[own] = score[std::max(own - 1, 0)] = INFINITY;
         std::vector<bool> chosen(own + 1);
         for (int n = 0; n < std::min(a.selection.blocks, own + 1); n++) {
-            const auto best = std::max_element(score.begin(), score.end());   // of ties the first
+            const auto best = std::max_element(score.begin(), score.end());   // the first of ties
             chosen[best - score.begin()] = true;
             *best = -INFINITY;
         }

@@ -1,4 +1,4 @@
-// Memory layout of NSA (attention/nsa.cuh): what it keeps, and scratch memory of a pass.
+// Memory layout of NSA (attention/nsa.cuh): memory kept for the backward pass, and scratch memory.
 #pragma once
 #include "attention/gates/gated_sum.cuh"
 #include "attention/kernel/layer.h"
@@ -38,7 +38,7 @@ struct NsaWork {
     BumpAllocator allocator;
     CompressWork<X> compress;
     X* logits;                  // (B, T, 3, NH) of the gates; backward: their gradient
-    Wide<X>* scores;            // of blocks, while they are chosen
+    Wide<X>* scores;            // scores of blocks during the choice
     X* dprojected;              // (B, T, 4, NKV, HS)
     Wide<X> *dq, *dk;           // (B, T, NH, HS) and (B, T, NKV, HS): slc's contribution
     X* dv;                      // (B, T, NKV, HS)
@@ -47,7 +47,7 @@ struct NsaWork {
     Wide<X>* dgate[BRANCHES];   // (B, T, NH)
     SelectedAttention<Device, X> selected;
     std::byte* attention;
-    int* positions;             // (B, NH, R) of the compressed keys of packed documents
+    int* positions;             // (B, NH, R) positions of packed documents' compressed keys
 
     NsaWork(Device device, std::byte* memory, const LayerShape& s, const CompressShape& blocks, const Selection& selection,
             const Policy& policy, size_t score_numbers, size_t attention_bytes)

@@ -1,6 +1,6 @@
-// The blocks that slc reads whole (NSA, Yuan et al. 2025, section 3.3.2): how many, who chooses, and the passes over them.
+// The blocks that slc reads whole (NSA, Yuan et al. 2025, section 3.3.2): their number, the granularity of the choice, the passes.
 //     every = 1      every token chooses, as published; rows of queries are gathered by the block that they chose (token_blocks.cuh)
-//     every = TILE   the queries of a tile share their first token's choice, which depends on nothing later than any of them: the
+//     every = TILE   the queries of a tile share their first token's choice, which depends on nothing later than any of them. The
 //                    kernel visits the chosen tiles, and nothing is gathered. Our form, not the paper's.
 #pragma once
 #include <optional>
@@ -16,27 +16,27 @@ struct SelectedBlocks : ForcedBlocks {
 };
 
 struct Selection {
-    int blocks;   // of TILE tokens that a query sees: the first, its own, the one before it, and the chosen ones
+    int blocks;   // blocks of TILE tokens per query: the first, its own, the one before it, the chosen ones
     int every;    // 1 or TILE
 
     constexpr int rows(int T) const { return (T + every - 1) / every; }
     constexpr int slots(int T) const { return std::min(blocks - 3, std::max(tiles_of(T) - 3, 0)); }
-    /// Whether T tokens have no more blocks than each may see, so that no token chooses and slc is causal attention.
+    /// Whether every token may see all blocks of T tokens: no token chooses then, and slc is causal attention.
     constexpr bool sees_all(int T) const { return every == 1 && tiles_of(T) <= blocks; }
     constexpr TileChoice rule(int T) const { return choice_of_blocks(slots(T)); }
     SelectedBlocks policy(const Policy& p, int T) const { return {p, TILE, every != 1 || sees_all(T) ? INT_MAX : 1, 2}; }
 
-    /// Row n of a choice is that of token n * every.
+    /// Row n of a choice belongs to token n * every.
     BlockChoice choice(const LayerShape& s) const {
         const BlockChoice c{s.B, rows(s.T), s.NH, s.NKV, TILE, sees_all(s.T) ? 0 : slots(s.T)};
         require_countable(c, "--nsa-selected", "nsa_selected", "lower it");
         return c;
     }
-    /// Whether a query in block r of its document sees block n, by its row of a choice; `first` is the number of the document's first.
+    /// Whether a query in block r of its document sees block n, by its row of a choice. The document's first block is number `first`.
     bool sees(const int* chosen, int T, int first, int r, int n) const {
         return sees_all(T) || rule(T).forced(r, n) || std::find(chosen, chosen + slots(T), first + n) != chosen + slots(T);
     }
-    /// Of one head and sequence.
+    /// Pairs of one head and sequence.
     PairCount expected_pairs(const Policy& p, int T) const {
         PairCount count = expected_block_pairs({p, TILE, sees_all(T) ? INT_MAX : 1, 2}, slots(T), 1, T);
         if (every == 1) return count;
@@ -50,7 +50,7 @@ struct Selection {
 struct ListSelectedTiles {
     int *count, *tiles;
     const int* choice;
-    BlockChoice c;   // of N rows
+    BlockChoice c;   // for N rows
 
     constexpr int stride() const { return c.slots + 3; }
     constexpr void operator()(unsigned row, int) const {

@@ -1,18 +1,18 @@
-// Elementwise loops written once for both devices, and the simple operations on heads that mechanisms with own_passes
-// need between their kernel calls.
+// Elementwise loops written once for both devices, and simple operations on heads that mechanisms with own_passes need between kernel
+// calls.
 #pragma once
 #include <algorithm>
 
 #include "attention/kernel/call.h"
 
-/// Calls task(row, n) for every n < width of every row. A task is a struct of pointers and values with a constexpr operator().
-/// It may have of_row(row), whose result is called with each n: for what all elements of a row share and compilers leave in the loop.
+/// Calls task(row, n) for every n < width of every row. A task is a struct of pointers and values with a constexpr operator(). It may
+/// have of_row(row), whose result is called with each n: for values shared by a row, which compilers do not hoist out of the loop.
 /// Precondition: no call reads what another one writes, and each sums in a fixed order.
 template <class Task>
 void each_element(CPU, size_t rows, int width, const Task& task) {
 #pragma omp parallel for
     for (size_t row = 0; row < rows; row++)
-        if constexpr (requires { task.of_row(0u); }) {   // what a row's elements have in common is computed once
+        if constexpr (requires { task.of_row(0u); }) {   // shared values of a row are computed once
             const auto element = task.of_row(unsigned(row));
             for (int n = 0; n < width; n++) element(n);
         } else {

@@ -1,4 +1,4 @@
-// Features for a learned score on the GPU: what score() reads of one token, computed from its query or key by a layer norm without
+// Features for a learned score on the GPU: score()'s inputs from one token, computed from its query or key by a layer norm without
 // affine parameters (or a constant factor), a small matrix per query head (or a shared one), and optionally a bias:
 //     feature (b, h, t, f) = sum_d weight_hfd LN(x_bt of head h / (heads / sources))_d + bias_hf
 // and their gradients. On the CPU the same is a few calls of gemm(); here one kernel per direction reads x once and keeps the
@@ -13,7 +13,7 @@ struct PairFeatures {
     const X* weight;      // (heads, m, HS), or (m, HS) where heads share it
     const X* bias;        // (heads, m), or null
     int B, T;
-    int sources, heads;   // heads of x, and query heads, a multiple of it
+    int sources, heads;   // heads of x; query heads, a multiple of `sources`
     int HS, m;
     float eps;                    // of the layer norm
     float factor = 0;             // if not 0: factor * x replaces LN(x)
@@ -25,14 +25,14 @@ struct PairFeatures {
 /// Memory layout, as score() reads features: (B, heads, T, m) for queries, (B, heads, m, padded(T)) for keys.
 enum class FeatureLayout { row, column };
 
-/// How a block's threads share a tile of tokens. LANES adjacent threads have one token, each PARTS times four elements of it, so
-/// that adjacent threads read adjacent 16 bytes. A thread has TOKENS tokens, GROUPS apart.
+/// The distribution of a tile of tokens over a block's threads. LANES adjacent threads share one token. Each has PARTS times four of
+/// its elements, so that adjacent threads read adjacent 16 bytes. A thread has TOKENS tokens, GROUPS apart.
 template <int HS_>
 struct PairShape {
     static constexpr int HS = HS_, THREADS = 128;
     static constexpr int LANES = HS < 64 ? HS / 4 : 16, GROUPS = THREADS / LANES;
     static constexpr int TOKENS = TILE / GROUPS, PARTS = HS / (4 * LANES);
-    static constexpr int UNITS = 16;   // features that are in shared memory at a time
+    static constexpr int UNITS = 16;   // features in shared memory at a time
     static_assert(TOKENS * GROUPS == TILE && PARTS * 4 * LANES == HS && UNITS % GROUPS == 0);
 
     __device__ static int lane() { return threadIdx.x % LANES; }
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Shape::THREADS) pair_features_forward_kernel(f
         }
 }
 
-/// features of all heads and tokens, in `layout`.
+/// Computes features of all heads and tokens, in `layout`.
 template <FeatureLayout layout, class X>
 void pair_features_forward(GPU device, float* features, const PairFeatures<X>& p) {
     require_aligned(p.x, "q or k before RoPE");
@@ -297,15 +297,15 @@ __global__ void __launch_bounds__(Shape::THREADS) pair_features_backward_kernel(
 inline size_t pair_features_blocks(int B, int T, int sources, int heads, int HS, int m) {
     const size_t tiles = size_t(B) * tiles_of(T), bytes = sizeof(float) * heads * m * (HS + 1);
     const size_t most = std::max<size_t>(1, std::min<size_t>(1024 / sources, (size_t(16) << 20) / bytes));
-    return blocks_for(tiles, blocks_for(tiles, most));   // so that none is empty
+    return blocks_for(tiles, blocks_for(tiles, most));   // no block is empty
 }
 
-/// Bytes of workspace that the backward needs.
+/// Bytes of workspace for the backward pass.
 inline size_t pair_features_workspace(int B, int T, int sources, int heads, int HS, int m) {
     return sizeof(float) * pair_features_blocks(B, T, sources, heads, HS, m) * heads * m * (HS + 1);
 }
 
-/// dx (B, T, sources, HS) is overwritten, dweight (as weight) and dbias (heads, m; null without a bias) are added to.
+/// Overwrites dx (B, T, sources, HS); adds to dweight (shaped like weight) and dbias (heads, m; null without a bias).
 template <FeatureLayout layout, class X>
 void pair_features_backward(GPU device, Heads<float> dx, float* dweight, float* dbias, const float* dfeatures,
                             const PairFeatures<X>& p) {

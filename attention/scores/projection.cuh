@@ -1,6 +1,6 @@
-// Linear layers inside a mechanism: those of model/operations/linear.cuh, except that on the CPU threads take rows in pieces of a
-// fixed size, so that attention gives the same bits for any number of threads. (A library's multithreaded product does not: how it
-// splits its sums depends on the number of threads.)
+// Linear layers inside a mechanism. They are those of model/operations/linear.cuh, but on the CPU threads take rows in pieces of a fixed
+// size, so that attention gives the same bits for any number of threads. (In a library's multithreaded product the split of sums
+// depends on the number of threads.)
 #pragma once
 #include "model/operations/linear.cuh"
 

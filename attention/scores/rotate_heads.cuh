@@ -1,4 +1,4 @@
-// RoPE inside a mechanism: of keys that it projects itself or of pooled blocks, at positions of its own. (The model's queries and
+// RoPE inside a mechanism: for keys that it projects itself or pooled blocks, at positions of their own. (The model's queries and
 // keys: model/operations/qk_rope.cuh.)
 #pragma once
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include "attention/scores/each_element.cuh"
 #include "model/operations/qk_rope.cuh"
 
-/// The position that row t of a sequence is rotated to: min(stride t, last), or min(of_token, last). With `documents` t and `last` count
-/// from the first token of t's document, which is where the model's own RoPE has it.
+/// The RoPE position of row t of a sequence: min(stride t, last), or min(of_token, last). With `documents` t and `last` count from the
+/// first token of t's document, as in the model's own RoPE.
 struct RowPositions {
     int stride = 1, last = INT_MAX;
     const int32_t* of_token = nullptr;   // (B, T)
@@ -42,8 +42,8 @@ struct RotateHeads {
     }
 };
 
-/// to (B, T, heads, HS) = from (B, T, heads, HS) rotated; both may be the same memory. `angles` has every position that a row is
-/// rotated to; direction is 1, or -1 for the gradient.
+/// to (B, T, heads, HS) = from (B, T, heads, HS) rotated; both may be the same memory. `angles` covers every position used; direction is
+/// 1, or -1 for the gradient.
 template <class Device, class Y, class X>
 void rotate_heads(Device device, Heads<Y> to, Heads<const X> from, Angles<Wide<X>> angles, int B, int T, int heads, int HS,
                   int direction, RowPositions position = {}) {

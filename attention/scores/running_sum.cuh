@@ -2,10 +2,10 @@
 //     S_n = sum_{m <= n} term(b, h, m)
 // A task is a struct of pointers and values with
 //     term(b, h, n)         a summand
-//     store(b, h, n, S_n)   what becomes of the sum
+//     store(b, h, n, S_n)   receives the sum
 // both constexpr; store(b, h, n) may overwrite what term(b, h, n) reads, and nothing that any other term() reads. Sums from the last
-// token down count n from there. Sums are in double on every device: of a hundred thousand summands that all have the same sign,
-// float32 would leave two digits in the difference of two neighbouring sums.
+// token down count n from there. Sums are in double on every device: with a hundred thousand summands of the same sign, float32
+// would leave two digits in the difference of two neighbouring sums.
 #pragma once
 #include "attention/kernel/call.h"
 
@@ -22,8 +22,8 @@ void running_sum(CPU, const Task& task, int B, int NH, int T) {
 #ifdef WITH_GPU
 inline constexpr int RUNNING_SUM_THREADS = 256;
 
-/// One block per (head, sequence). A thread has a piece of the tokens: it adds its piece up, and goes through it again from the sum
-/// of all pieces before.
+/// One block per (head, sequence). Each thread owns a piece of the tokens: it sums the piece, then goes through it again from the sum of
+/// all pieces before it.
 template <class Task>
 __global__ void running_sum_kernel(const Task task, int T) {
     auto& pieces = dynamic_shared<double[RUNNING_SUM_THREADS]>();

@@ -1,5 +1,5 @@
-// Many matrix products, each too small for a library call and of mixed number types: what gates compute from pooled queries and
-// keys. Sums are in Wide<X>, by plain multiplications and additions in a fixed order.
+// Many matrix products, each too small for a library call and of mixed number types, for gates on pooled queries and keys. Sums are in
+// Wide<X>, by plain multiplications and additions in a fixed order.
 #pragma once
 #include <algorithm>
 
@@ -23,7 +23,7 @@ struct SmallProduct {
     size_t sequence, head;
 };
 
-/// M x K times K x N for each of B sequences and H heads; each the sum of `summands` such products.
+/// Products of (M, K) by (K, N) for B sequences and H heads, each the sum of `summands` such products.
 struct ProductShape {
     int B, H, M, N, K;
     int summands = 1;
@@ -38,7 +38,7 @@ void small_products(CPU, const SmallProduct<X>& out, const Factor<X>& a, const F
     const auto distance = [](const Factor<X>& f, int rows, int columns) {
         return f.column == 1 ? std::max(f.row, size_t(columns)) : std::max(f.column, size_t(rows));
     };
-    const int piece = 64;   // rows that a thread takes
+    const int piece = 64;   // rows per thread
 #pragma omp parallel for collapse(3)
     for (int n = 0; n < s.B; n++)
         for (int h = 0; h < s.H; h++)

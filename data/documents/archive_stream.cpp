@@ -34,7 +34,7 @@ private:
     void check(int result) const {
         if (result == ARCHIVE_OK) return;
         const char* reason = ::archive_error_string(archive_.get());
-        fail(Exit::data, path_, ": is damaged, cut short or not of the format that its name says, near byte ", consumed(), ": ",
+        fail(Exit::data, path_, ": is damaged, cut short or not in the format of its extension, near byte ", consumed(), ": ",
              reason ? reason : "libarchive gives no reason");
     }
 

@@ -38,9 +38,9 @@ std::unique_ptr<ByteStream> open_plain(const std::string& name, int file, uint64
 /// A compressed file. Concatenated compressed parts are one text, as for gzip, xz and zstd themselves.
 std::unique_ptr<ByteStream> open_compressed(const std::string& path, Compression compression);
 
-/// UTF-8 from another encoding, which has a name of iconv's ("UTF-16", "latin1"), without its byte-order mark. "UTF-8" itself is not
-/// checked, but the byte-order mark of another encoding is an error. Exit::usage for an unknown encoding; errors on reading name the byte
-/// that the encoding does not allow.
+/// UTF-8 from another encoding, given by iconv's name ("UTF-16", "latin1"), without its byte-order mark. "UTF-8" itself is not checked,
+/// but another encoding's byte-order mark is an error. Exit::usage for an unknown encoding; errors on reading name the first invalid
+/// byte.
 std::unique_ptr<ByteStream> as_utf8(const std::string& name, std::unique_ptr<ByteStream> from, const std::string& encoding);
 
 /// Exit::usage for an encoding that iconv lacks.

@@ -1,4 +1,4 @@
-// Compressed streams, by libraries that may be missing: data/without/ then replaces them and reports it.
+// Compressed streams, by libraries that may be missing. Stand-ins in data/without/ then report the missing library.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -25,7 +25,7 @@ bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 bool is_blank(std::string_view line) { return std::all_of(line.begin(), line.end(), is_space); }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// Only before a space: "<think>" can be one added token, and some tokenizers prepend a space to a text that has none.
+// Only before a space: "<think>" can be one added token, and some tokenizers prepend a space to a text without one.
 bool is_safe_cut(std::string_view text, size_t cut) { return is_letter(text[cut - 1]) && text[cut] == ' '; }
 
 // `cut`, or the beginning of the UTF-8 character that `cut` would split.
@@ -44,7 +44,7 @@ Descriptor temporary_file(const std::string& folder) {
     return file;
 }
 
-// Where the first blank line of `text` begins, npos if there is none. Unless `complete`, more text may follow.
+// The position of the first blank line in `text`, npos if there is none. Unless `complete`, more text may follow.
 size_t first_blank_line(std::string_view text, bool at_line_start, bool complete) {
     size_t line = at_line_start ? 0 : std::min(text.find('\n'), text.size() - 1) + 1;
     while (line < text.size()) {
@@ -71,7 +71,7 @@ std::string reason(const nlohmann::json::exception& error) {
 
 // The object in a line of a JSON Lines file.
 nlohmann::json object_of_line(std::string_view json, const std::string& file, uint64_t line) {
-    if (json.find('\0') != std::string_view::npos)   // where the parser would stop
+    if (json.find('\0') != std::string_view::npos)   // the parser would stop there
         fail(Exit::data, file, ":", line, ": has a zero byte");
     try {
         nlohmann::json object = parse_json(json);
@@ -82,7 +82,7 @@ nlohmann::json object_of_line(std::string_view json, const std::string& file, ui
     }
 }
 
-// Its string under a key; `hint` ends the sentence about a key that is missing.
+// The object's string under a key; `hint` ends the error about a missing key.
 std::string string_of(nlohmann::json& object, const std::string& key, const std::string& hint, const std::string& file,
                       uint64_t line) {
     const auto found = object.find(key);
@@ -149,7 +149,7 @@ Input Input::open(const std::string& path, const DocumentRules& rules) {
     const Compression compression = compression_of(path);
     const std::string plain = compression == Compression::none ? path : path.substr(0, path.rfind('.'));
     if (!plain.ends_with(".jsonl") && !plain.ends_with(".txt")) fail_at_name(path);
-    const int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC;   // a named pipe must not make it wait
+    const int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC;   // a named pipe must not block
     Descriptor file(retried([&] { return ::open(path.c_str(), flags); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
     Input input(path, plain.ends_with(".jsonl"), std::move(file), rules.encoding);
@@ -204,10 +204,10 @@ std::string_view ByteWindow::peek(size_t bytes) {
 DocumentReader::DocumentReader(const Input& input, const DocumentRules& rules, const std::atomic<bool>& stop, const Place& start)
     : input_(input), rules_(rules), window_(input.stream(stop)) {
     if (input.is_standard_input()) hasher_.emplace();
-    pass_to(start);
+    advance_to(start);
 }
 
-void DocumentReader::pass(size_t bytes) {
+void DocumentReader::advance(size_t bytes) {
     if (bytes == 0) return;
     const std::string_view passed = window_.seen().substr(0, bytes);
     if (hasher_) hasher_->add(passed.data(), passed.size());
@@ -216,12 +216,12 @@ void DocumentReader::pass(size_t bytes) {
     window_.drop(bytes);
 }
 
-void DocumentReader::pass_to(const Place& start) {
+void DocumentReader::advance_to(const Place& start) {
     if (!hasher_) window_.skip(start.offset);
     while (hasher_ && place_.offset < start.offset && !window_.peek(1).empty())
-        pass(std::min<uint64_t>(window_.seen().size(), start.offset - place_.offset));
+        advance(std::min<uint64_t>(window_.seen().size(), start.offset - place_.offset));
     if (hasher_ && start.offset > 0 && hexadecimal(hasher_->digest()) != start.digest)
-        fail(Exit::data, input_.name(), ": its first ", start.offset, " bytes are not those that the stopped run had read; give it "
+        fail(Exit::data, input_.name(), ": the first ", start.offset, " bytes differ from the stopped run's; give it "
              "the same text again, or remove the run's NAME_progress.json in --out to start over");
     place_ = start;
 }
@@ -247,7 +247,7 @@ bool DocumentReader::next_line(Piece& piece) {
         piece.text = window_.seen().substr(0, length);
         piece.place = place_;
         if (hasher_) piece.place.digest = hexadecimal(hasher_->digest());
-        pass(std::min(length + 1, window_.seen().size()));
+        advance(std::min(length + 1, window_.seen().size()));
         ++place_.line;
         // In errors a trailing newline would count as another line.
         while (!piece.text.empty() && is_space(piece.text.back())) piece.text.remove_suffix(1);
@@ -256,19 +256,19 @@ bool DocumentReader::next_line(Piece& piece) {
 }
 
 // Before a document: skips lines of white space.
-void DocumentReader::pass_blank_lines() {
+void DocumentReader::skip_blank_lines() {
     while (true) {
         const std::string_view text = window_.peek(part_bytes);
         const size_t word = std::find_if_not(text.begin(), text.end(), is_space) - text.begin();
         const bool ends = text.size() < part_bytes;
         const size_t blank = word == text.size() && ends ? word : text.substr(0, word).rfind('\n') + 1;   // npos + 1 is 0
-        pass(blank);
+        advance(blank);
         if (blank == 0 || word < text.size()) return;
     }
 }
 
 bool DocumentReader::next_text(Piece& piece) {
-    if (rules_.split_on_blank_line && place_.document_bytes == 0) pass_blank_lines();
+    if (rules_.split_on_blank_line && place_.document_bytes == 0) skip_blank_lines();
     std::string_view text;
     size_t length = 0;
     bool ends = false;   // the document ends where `text` does
@@ -290,7 +290,7 @@ bool DocumentReader::next_text(Piece& piece) {
     piece.text = text.substr(0, length);
     piece.place = place_;
     if (hasher_) piece.place.digest = hexadecimal(hasher_->digest());
-    pass(length);
+    advance(length);
     place_.document_bytes = ends && length == text.size() ? 0 : place_.document_bytes + length;
     return length > 0;
 }

@@ -16,13 +16,13 @@
 /// Called periodically during long operations; may throw to abort them.
 using Tick = std::function<void()>;
 
-/// How inputs are divided into documents.
+/// Rules for dividing inputs into documents.
 struct DocumentRules {
     std::string text_field = "text";          // JSON Lines: the key whose string is the document
-    bool mask_prompts = false;                // JSON Lines instead: a prompt and its completion, which alone counts as targets
+    bool mask_prompts = false;                // JSON Lines instead: a prompt and its completion; only the completion has targets
     bool split_on_blank_line = false;         // text: a blank line (spaces at most) ends a document
     bool json_standard_input = false;         // "-" holds JSON Lines, not text
-    std::string encoding = "UTF-8";           // of the inputs, by iconv's name
+    std::string encoding = "UTF-8";           // encoding of the inputs, by iconv's name
 };
 
 /// One source of documents: a .txt or .jsonl file, optionally with .gz, .xz or .zst appended, or "-" for standard input. Move-only.
@@ -77,7 +77,7 @@ private:
     size_t begin_ = 0, end_ = 0;
 };
 
-/// Where a piece begins in its input: enough for a reader to resume there.
+/// The place in its input where a piece begins: enough for a reader to resume there.
 struct Place {
     uint64_t offset = 0;             // bytes of text before it
     uint64_t line = 0;               // JSON Lines: lines before it
@@ -107,15 +107,15 @@ public:
 private:
     bool next_line(Piece& piece);
     bool next_text(Piece& piece);
-    void pass_blank_lines();
-    void pass(size_t bytes);             // advances
-    void pass_to(const Place& start);    // precondition: nothing has been read. Advances to a place
+    void skip_blank_lines();
+    void advance(size_t bytes);
+    void advance_to(const Place& start);    // precondition: nothing has been read
 
     const Input& input_;
     const DocumentRules& rules_;
     ByteWindow window_;
     Place place_;                        // of the next piece
-    std::optional<Hasher> hasher_;       // standard input: of everything passed
+    std::optional<Hasher> hasher_;       // standard input: hash of everything passed
 };
 
 /// The length of the first part of a document's text to be encoded separately: all of a text of up to 4 MiB; otherwise up to the
@@ -129,8 +129,8 @@ size_t part_length(std::string_view text);
 /// a JSON object with such a string.
 std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& file, uint64_t line);
 
-/// The strings "prompt", perhaps empty, and "completion" in a line of a JSON Lines file. Exit::data as above, and for a completion
-/// that is empty.
+/// The strings "prompt", perhaps empty, and "completion" in a line of a JSON Lines file. Exit::data as above, and for an empty
+/// completion.
 struct PromptAndCompletion {
     std::string prompt, completion;
 };

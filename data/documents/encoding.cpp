@@ -1,4 +1,4 @@
-// Text in other encodings than UTF-8.
+// Text in encodings other than UTF-8.
 #include <iconv.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ private:
         raw_.resize(kept + got);
         if (got == 0 && kept > 0) fail(Exit::data, name_, ": ends within a character of ", encoding_, "; give another --encoding");
         pending_.restart();
-        pending_.bytes.resize(4 * raw_.size() + 16);   // a byte makes at most one character, and that 4 bytes
+        pending_.bytes.resize(4 * raw_.size() + 16);   // a byte gives at most one character of 4 bytes
         char *at = raw_.data(), *to = pending_.bytes.data();
         size_t left = raw_.size(), room = pending_.bytes.size();
         const bool last = got == 0;   // some encodings keep a character back

@@ -29,7 +29,7 @@ Descriptor open_to_read(const std::string& path) {
     return file;
 }
 
-// Calls take(data, bytes) for each buffer of the file in order. Exit::data if the file ends before the size that it has.
+// Calls take(data, bytes) for each buffer of the file in order. Exit::data if the file ends before its size.
 template <class Take>
 void read_in_pieces(const std::string& path, Take take) {
     const Descriptor file = open_to_read(path);
@@ -65,14 +65,14 @@ OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path +
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     file_ = Descriptor(retried([&] { return ::open(temporary_.c_str(), flags, 0666); }));
     if (!file_.is_open()) {
-        const std::string reason = last_os_error(), unfinished = std::exchange(temporary_, "");   // what exists is not ours to remove
+        const std::string reason = last_os_error(), unfinished = std::exchange(temporary_, "");   // the existing file is not removed
         fail(Exit::data, path, ": cannot be created: ", unfinished, ", its temporary name: ", reason);
     }
     buffer_.reserve(buffer_bytes);
 }
 
 void OutputFile::fail_to_write() const {
-    fail(Exit::data, path_, ": cannot be written: ", last_os_error(), "; nothing of it was kept");
+    fail(Exit::data, path_, ": cannot be written: ", last_os_error(), "; the partial file was removed");
 }
 
 void OutputFile::write(const void* data, size_t bytes) {
@@ -97,7 +97,7 @@ void OutputFile::overwrite(uint64_t offset, const void* data, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         const auto at = static_cast<off_t>(offset + done);
         const ssize_t written = retried([&] { return ::pwrite(file_.get(), from + done, bytes - done, at); });
-        if (written == 0) errno = EIO;   // would be repeated for ever
+        if (written == 0) errno = EIO;   // would be retried forever
         if (written <= 0) fail_to_write();
         done += static_cast<size_t>(written);
     }

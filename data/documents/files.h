@@ -66,13 +66,13 @@ Descriptor lock_folder(const std::string& folder);
 /// The contents of a file of at most 64 MiB. Exit::data if it is larger or cannot be read.
 std::string read_small_file(const std::string& path);
 
-/// The same, but Exit::data where the path is no regular file: a named pipe would be waited for.
+/// The same, but Exit::data if the path is not a regular file: opening a named pipe would block.
 std::string read_regular_file(const std::string& path);
 
 /// Whether `name` is the name of a file in a folder: not empty, without a slash, neither . nor ..
 bool is_plain_name(const std::string& name);
 
-/// XXH64 (seed 0) of bytes that are added in pieces: what `xxhsum -H64` prints.
+/// XXH64 (seed 0) of bytes that are added in pieces, as printed by `xxhsum -H64`.
 class FileHasher {
 public:
     FileHasher();

@@ -1,5 +1,5 @@
 // Atomic operations and fences. They are the processor's own, because blocks run on several OS threads. As on a GPU they order
-// nothing else: data that a flag announces needs __threadfence() on both sides.
+// nothing else: data published by a flag needs __threadfence() on both sides.
 #pragma once
 #include <atomic>
 #include <type_traits>
@@ -11,23 +11,23 @@ namespace emulator {
 template <class T>
 concept AtomicNumber = std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
 
-inline constinit char fence_sign = 0;   // ThreadSanitizer knows no fences: two of them order what is before and after
+inline constinit char fence_sign = 0;   // ThreadSanitizer ignores fences: two of them order accesses before and after
 
-/// A loop that polls ends when the block that should have answered has failed.
-inline void end_with_others() {
+/// Ends a polling loop if the block that it waits for has failed.
+inline void throw_if_another_failed() {
     if (worker && self && worker->progress->failed) throw Error("another block has failed");
 }
 
 template <class T>
 T load(const T* from) {
-    end_with_others();
+    throw_if_another_failed();
     return std::atomic_ref<T>(*const_cast<T*>(from)).load(std::memory_order_relaxed);
 }
 
-/// Replaces *to by change(*to); returns what was there.
+/// Replaces *to by change(*to); returns the old value.
 template <class T, class Change>
 T atomic_change(T* to, Change change) {
-    end_with_others();
+    throw_if_another_failed();
     std::atomic_ref<T> number(*to);
     T old = number.load(std::memory_order_relaxed);
     while (!number.compare_exchange_weak(old, change(old), std::memory_order_relaxed)) {}

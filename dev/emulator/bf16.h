@@ -1,4 +1,4 @@
-// bfloat16: storage and conversions, with the bits that CUDA's cuda_bf16.h gives. There is no arithmetic: kernels compute in float.
+// bfloat16: storage and conversions, with the bits of CUDA's cuda_bf16.h. There is no arithmetic: kernels compute in float.
 #pragma once
 #include <bit>
 #include <cstdint>

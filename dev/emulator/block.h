@@ -26,28 +26,28 @@ inline constexpr int warpSize = 32;
 namespace emulator {
 
 inline constexpr int LANES = 32, MAX_THREADS = 1024, BARRIERS = 16;
-inline constexpr int TIRING = 1 << 12;   // so many times __nanosleep, and nothing else: a block is tired
+inline constexpr int TIRING = 1 << 12;   // number of __nanosleep in a row after which a block is tired
 
 /// One launch of a kernel.
 struct Kernel {
-    Location at;                  // where it is launched
+    Location at;                  // the line of the launch
     dim3 grid;
-    int threads;                  // of a block: blocks have one dimension
+    int threads;                  // per block; blocks have one dimension
     size_t shared;                // bytes
-    std::function<void()> body;   // what one thread does
+    std::function<void()> body;   // the kernel for one thread
 
     size_t blocks() const { return size_t(grid.x) * grid.y * grid.z; }
     std::string name() const { return join("the kernel launched by ", function_at(at), " (", place(at), ")"); }
 };
 
-/// What the blocks of a running launch know of each other.
+/// Shared state of the blocks of a running launch.
 struct Progress {
     std::atomic<bool> failed{false};
-    std::atomic<int> running{0};   // blocks at this moment
-    std::atomic<int> tired{0};     // of them: blocks that have long done nothing but __nanosleep
+    std::atomic<int> running{0};   // running blocks
+    std::atomic<int> tired{0};     // running blocks that have long called only __nanosleep
 };
 
-/// cp.async: bytes that will move when the thread waits for their group.
+/// cp.async: bytes that are copied when the thread waits for their group.
 struct PendingCopy {
     char* to;
     const char* from;
@@ -66,7 +66,7 @@ struct Thread {
     Block* block = nullptr;
     Warp* warp = nullptr;
 
-    // Where it waits, and for what.
+    // The place and reason of its wait.
     const char* operation = "";
     Location at;
     uint32_t detail = 0;          // the mask of a warp operation, the number of a barrier
@@ -77,7 +77,7 @@ struct Thread {
     size_t first_copy = 0;
     int groups = 0;                    // committed so far
 
-    char arrived = 0, resumed = 0;     // signs for ThreadSanitizer
+    char arrived = 0, resumed = 0;     // signs for ThreadSanitizer (sanitizers.h)
 
     int lane() const { return index % LANES; }
 };
@@ -98,7 +98,7 @@ struct Barrier {
     int expected = 0;
     unsigned generation = 0;
     Location at;
-    std::array<char, 2> signs{};   // for ThreadSanitizer, in turns: who runs ahead to the next barrier must not order this one
+    std::array<char, 2> signs{};   // for ThreadSanitizer, alternating: a thread ahead at the next barrier must not order this one
 };
 
 struct Block {
@@ -116,7 +116,7 @@ struct Block {
     char& sign_after() { return signs[(uses + 1) % 2]; }
 };
 
-/// The threads that can run, and which one is next. A correct kernel gives the same result in every order.
+/// The threads that can run, and their order. A correct kernel gives the same result in every order.
 class Ready {
 public:
     void start(uint64_t seed, uint64_t block) {
@@ -129,15 +129,15 @@ public:
     bool empty() const { return head_ == threads_.size(); }
     size_t size() const { return threads_.size(); }
 
-    /// Seed 0: in order. Seed 1: last released first, so that one warp runs as far ahead of the others as it can. From 2 on:
-    /// mostly so, and now and then any thread. (Uniformly random orders find little: all warps advance at about the same speed.)
+    /// Seed 0: in order. Seed 1: last released first, so that one warp runs as far ahead of the others as possible. From 2 on: mostly
+    /// like 1, occasionally any thread. (Uniformly random orders find little: all warps advance at about the same speed.)
     Thread* next() {
         if (empty()) {
             threads_.clear();
             head_ = 0;
             return nullptr;
         }
-        if (seed_ == 0) return take_first();
+        if (seed_ == 0) return pop_first();
         size_t i = threads_.size() - 1;
         if (seed_ > 1 && random_() % 8 == 0) i = random_() % threads_.size();
         Thread* thread = threads_[i];
@@ -145,8 +145,8 @@ public:
         return thread;
     }
 
-    /// Puts the warps from position `from` on in a random order.
-    void mix_warps(size_t from) {
+    /// Shuffles the warps from position `from` on.
+    void shuffle_warps(size_t from) {
         if (seed_ < 2) return;
         const uint64_t salt = random_();
         auto key = [salt](const Thread* thread) { return ((uint64_t(thread->index / LANES) ^ salt) * 0x9e3779b97f4a7c15) >> 20; };
@@ -156,8 +156,8 @@ public:
     bool coin() { return seed_ > 1 && random_() % 2; }
 
 private:
-    Thread* take_first() {
-        if (head_ == 2 * MAX_THREADS) {   // or the list would grow as long as the kernel runs
+    Thread* pop_first() {
+        if (head_ == 2 * MAX_THREADS) {   // otherwise the list would grow as long as the kernel runs
             threads_.erase(threads_.begin(), threads_.begin() + long(head_));
             head_ = 0;
         }
@@ -171,28 +171,28 @@ private:
 };
 
 struct Worker {
-    /// Runs one block to its end. Throws when a thread did, and when threads wait for each other for ever.
+    /// Runs one block to its end. Throws if a thread did, and on a deadlock.
     void run(const Kernel& kernel, Progress& progress, uint3 index, uint64_t number);
 
-    /// Called by a thread: others go on until somebody adds this one to `ready`.
+    /// Called by a thread: others run until something adds this one to `ready`.
     void wait();
-    /// Called by a thread: another one may go on first.
-    void give_way();
+    /// Called by a thread: another one may run first.
+    void yield_thread();
     /// Called by a polling thread: lets all others run. False if all others only poll, too.
     bool nap();
     /// Something has happened in the block.
     void wake_up();
 
     Ready ready;
-    Block* block = nullptr;         // the one that runs
+    Block* block = nullptr;         // the running block
     const Kernel* kernel = nullptr;
     Progress* progress = nullptr;
     Context origin;                 // of the OS thread
     Stacks stacks;
     bool failed = false;
     std::string failure;
-    int naps = 0;                   // of threads in __nanosleep, since something else happened in the block
-    std::chrono::steady_clock::time_point all_tired;   // since when all running blocks have been tired
+    int naps = 0;                   // calls of __nanosleep since the block did anything else
+    std::chrono::steady_clock::time_point all_tired;   // start of the time in which all running blocks have been tired
     char launch_sign = 0;           // ThreadSanitizer: the host before the launch
 
     // ThreadSanitizer sees no race within one fiber. So neighbouring blocks use different ones.
@@ -224,7 +224,7 @@ inline Worker& this_worker() {
 
 inline std::string block_name() { return join("block (", blockIdx.x, ",", blockIdx.y, ",", blockIdx.z, ")"); }
 
-/// Ends the launch with a sentence that names kernel, block, thread and line.
+/// Ends the launch with a message that names kernel, block, thread and line.
 template <class... Parts>
 [[noreturn]] void fail_at(const Location& at, const Parts&... parts) {
     Quiet quiet;

@@ -1,4 +1,4 @@
-// How a worker runs a block: starts fibers, switches between them, ends them, and explains why nothing goes on.
+// The worker's loop for a block: starts fibers, switches between them, ends them, and explains deadlocks.
 #pragma once
 #include <sched.h>
 
@@ -9,7 +9,7 @@ namespace emulator {
 // ---- before the first thread runs
 
 inline void Worker::begin(Thread& thread, int index_in_block) {
-    if (thread.started && !thread.ended) {   // left behind by a launch that failed
+    if (thread.started && !thread.ended) {   // left by a failed launch
         if (!FINDS_RACES) stacks.give_back(thread.stack);
         thread.context.tsan_fiber = nullptr;
     }
@@ -45,7 +45,7 @@ inline void Worker::begin(uint3 index, uint64_t number) {
         block->warps[size_t(w)].lanes = &block->threads[size_t(w * LANES)];
         block->warps[size_t(w)].gatherings.clear();
     }
-    ready.mix_warps(0);
+    ready.shuffle_warps(0);
 #if EMULATOR_TSAN
     origin.tsan_fiber = __tsan_get_current_fiber();
 #endif
@@ -53,7 +53,7 @@ inline void Worker::begin(uint3 index, uint64_t number) {
 
 // ---- from thread to thread
 
-/// Gives a thread its stack and the frame that the first switch to it finds.
+/// Gives a thread its stack and the frame that the first switch restores.
 EMULATOR_PLAIN inline void Worker::start(Thread& thread) {
     Quiet quiet;
     if (!FINDS_RACES || !thread.stack) thread.stack = stacks.take();   // ThreadSanitizer: a stack stays with its fiber
@@ -80,10 +80,10 @@ EMULATOR_PLAIN inline void Worker::wait() {
     Thread* next = ready.next();
     if (next == &me) return;
     if (next) return resume(me.context, *next);
-    switch_context(me.context, origin);   // no thread can run: run() finds out why
+    switch_context(me.context, origin);   // no thread can run: run() explains why
 }
 
-inline void Worker::give_way() {
+inline void Worker::yield_thread() {
     if (!ready.coin()) return;
     ready.add(self);
     wait();
@@ -95,14 +95,14 @@ inline void Worker::wake_up() {
 }
 
 inline bool Worker::nap() {
-    // A block that was answered counts as tired until something happens in it, but never so long.
-    constexpr std::chrono::milliseconds FOR_EVER{400};
+    // A block whose wait has ended counts as tired until it runs again, which never takes this long.
+    constexpr std::chrono::milliseconds LONGEST_NAP{400};
     naps = std::min(naps + 1, TIRING + 1);
     if (naps == TIRING) progress->tired++;
     if (naps >= TIRING) {
         const auto now = std::chrono::steady_clock::now();
         if (progress->tired < progress->running || naps == TIRING) all_tired = now;
-        if (now - all_tired > FOR_EVER) return false;
+        if (now - all_tired > LONGEST_NAP) return false;
     }
     if (progress->running > 1) sched_yield();
     ready.add(self);
@@ -110,7 +110,7 @@ inline bool Worker::nap() {
     return true;
 }
 
-/// What every fiber runs: the kernel for its thread, then for threads that have not started yet, without any switch.
+/// The body of every fiber: the kernel for its thread, then for threads that have not started yet, without any switch.
 EMULATOR_PLAIN inline void Worker::fiber() {
     Worker& me = *worker;
     arrive_on_new_fiber(me.origin);
@@ -132,7 +132,7 @@ EMULATOR_PLAIN inline void Worker::fiber() {
     }
 }
 
-/// The kernel for one thread. Nothing may leave a fiber but a switch, and no switch may happen inside a handler.
+/// Runs the kernel for one thread. A fiber ends only by a switch, and no switch may happen inside a handler.
 inline void Worker::run_body() {
     try {
         kernel->body();
@@ -145,12 +145,12 @@ inline void Worker::run_body() {
         failure = join(kernel->name(), ", thread ", self->index, ", threw: ", error.what());
     } catch (...) {
         Quiet quiet;
-        failure = kernel->name() + " threw something";
+        failure = kernel->name() + " threw an unknown exception";
     }
     failed = true;
 }
 
-/// Takes a thread off the list; returns the one to go on with. Its stack is free unless an unstarted thread takes it over.
+/// Takes a thread off the list; returns the next one to run. Its stack is free unless an unstarted thread takes it over.
 inline Thread* Worker::end(Thread& thread, char* stack) {
     Quiet quiet;
     wake_up();
@@ -173,7 +173,7 @@ inline void Worker::run(const Kernel& kernel_, Progress& progress_, uint3 index,
     kernel = &kernel_;
     progress = &progress_;
     begin(index, number);
-    resume(origin, *ready.next());   // comes back when all threads have ended, one has failed, or none can go on
+    resume(origin, *ready.next());   // returns when all threads have ended, one has failed, or none can run
     self = nullptr;
     wake_up();
     if (!failed && block->ended < block->size) {
@@ -188,7 +188,7 @@ inline void Worker::run(const Kernel& kernel_, Progress& progress_, uint3 index,
     if (!damage.empty()) throw Error(join(kernel->name(), ", ", block_name(), ": ", damage));
 }
 
-/// After a failure: the unfinished fibers never run again. ThreadSanitizer has to see that they happened before what follows.
+/// After a failure: the unfinished fibers never run again. ThreadSanitizer must see that they happened before everything later.
 inline void Worker::abandon() {
 #if EMULATOR_TSAN
     for (int i = 0; i < block->size; i++) {
@@ -198,7 +198,7 @@ inline void Worker::abandon() {
 #endif
 }
 
-/// Nothing can run and not all threads have ended: says where they wait, those that wait for the same thing together.
+/// The message of a deadlock: where the threads wait, grouped by what they wait for.
 inline std::string Worker::deadlock() const {
     struct Group {
         const Thread* first;
@@ -215,7 +215,7 @@ inline std::string Worker::deadlock() const {
         if (same == groups.end()) groups.push_back({&thread, 1});
         else same->count++;
     }
-    std::string text = join(kernel->name(), ", ", block_name(), ": the threads wait for each other for ever:");
+    std::string text = join(kernel->name(), ", ", block_name(), ": deadlock, the threads wait for each other:");
     for (const Group& group : groups) {
         const Thread& thread = *group.first;
         text += join("\n    ", group.count, group.count == 1 ? " thread" : " threads", ", first ", thread.index, ": ");

@@ -1,5 +1,5 @@
-// A crash inside a kernel (null pointer, stack overflow, integer division by zero, failed assert) names the CUDA thread; one that
-// comes from following a pointer to the device's memory on the host says so.
+// Reports a crash inside a kernel (null pointer, stack overflow, integer division by zero, failed assert) with the CUDA thread, and an
+// access of the host to device memory as such.
 #pragma once
 #include <signal.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ namespace emulator {
 inline constexpr int CRASHES[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
 inline struct sigaction actions_before[NSIG];
 
-/// Writes without allocating: the heap may be what is broken.
+/// Writes without allocating, because the heap may be corrupt.
 inline void report_crash(int signal, siginfo_t* info, void*) {
     char text[400] = "";
     if (worker && self) {
@@ -24,15 +24,15 @@ inline void report_crash(int signal, siginfo_t* info, void*) {
         std::snprintf(text, sizeof text, sentence, signal, at.file_name(), unsigned(at.line()), blockIdx.x, blockIdx.y, blockIdx.z,
                       threadIdx.x);
     } else if (const Allocation* allocation = runtime().memory.find(info->si_addr); signal == SIGSEGV && allocation) {
-        const char* sentence = "the host touches memory of the device without cudaMemcpy: %zu bytes, allocated at %s:%u\n";
+        const char* sentence = "the host accesses device memory without cudaMemcpy: %zu bytes, allocated at %s:%u\n";
         std::snprintf(text, sizeof text, sentence, allocation->bytes, allocation->at.file_name(), unsigned(allocation->at.line()));
     }
     if (write(STDERR_FILENO, text, std::strlen(text)) < 0) _exit(1);
-    sigaction(signal, &actions_before[signal], nullptr);   // a debugger or the test program goes on as it would have without us
+    sigaction(signal, &actions_before[signal], nullptr);   // the previous handler (a debugger, the test program) takes over
     raise(signal);
 }
 
-/// Handlers for the process, and for this OS thread a stack of its own: that of a CUDA thread may be what is used up.
+/// Installs handlers for the process, and for this OS thread a stack for them: a CUDA thread's may be used up.
 inline void name_crashes() {
     if (SANITIZED) return;   // sanitizers have better reports
     static thread_local char own_stack[32 << 10];

@@ -1,4 +1,4 @@
-// What include/cublasLt.h computes: matrix products in float32.
+// Matrix products in float32, as computed by include/cublasLt.h.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -52,7 +52,7 @@ struct Problem {
         return k() == (transposed_b() ? b.columns : b.rows) && d.rows == m() && d.columns == n() && c.rows == m() &&
                c.columns == n();
     }
-    /// bf16 in, bf16 or float32 out; float32 in and out: what the table of the library's manual allows and the engine uses.
+    /// bf16 in, bf16 or float32 out; float32 in and out: the combinations that the library's manual allows and the engine uses.
     bool types_agree() const {
         return operation.scale == CUDA_R_32F && a.type == b.type && c.type == d.type &&
                (a.type == CUDA_R_16BF || d.type == CUDA_R_32F);
@@ -65,10 +65,10 @@ struct Problem {
     }
 };
 
-/// What a cublasLtMatmulAlgo_t holds here.
+/// The contents of a cublasLtMatmulAlgo_t.
 struct Algorithm {
-    uint64_t problem;        // that the heuristic was asked about
-    uint16_t alignment[5];   // in bytes, of A, B, C, D and the bias, as the heuristic was told
+    uint64_t problem;        // the heuristic's input
+    uint16_t alignment[5];   // in bytes, of A, B, C, D and the bias: the heuristic's input
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
 inline constexpr uint64_t WORKSPACE_USED = 4096;   // bytes

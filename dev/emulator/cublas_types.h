@@ -40,7 +40,7 @@ typedef enum {
 } cublasLtMatmulPreferenceAttributes_t;
 
 namespace emulator::cublas {
-/// What a live object starts with; its destruction wipes it out.
+/// The first bytes of a live object; destruction erases them.
 enum class Kind : uint64_t { dead = 0, handle = 0xb1a5'0001, operation, layout, preference };
 }   // namespace emulator::cublas
 

@@ -1,4 +1,4 @@
-// What CUDA adds to C++ inside kernels: keywords, arithmetic, cached loads, barriers. Warp operations and atomics have their own
+// CUDA's additions to C++ inside kernels: keywords, arithmetic, cached loads, barriers. Warp operations and atomics have their own
 // files.
 #pragma once
 #include <bit>
@@ -47,7 +47,7 @@ inline float rsqrtf(float a) { return 1 / sqrtf(a); }
 inline double rsqrt(double a) { return 1 / std::sqrt(a); }
 inline float __saturatef(float a) { return fminf(fmaxf(a, 0), 1); }
 
-// CUDA has more of these, for arguments of two types. Without them mixed arguments do not compile here, which is as well.
+// CUDA has more of these, for arguments of two types. Here mixed arguments do not compile.
 constexpr int min(int a, int b) { return a < b ? a : b; }
 constexpr int max(int a, int b) { return a > b ? a : b; }
 constexpr unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -79,7 +79,7 @@ constexpr int __float2int_rz(float x) { return int(x); }
 constexpr float __int2float_rn(int x) { return float(x); }
 constexpr float __uint2float_rn(unsigned x) { return float(x); }
 
-// ---- loads and stores with a hint for the caches. __ldcg and __stcg go past the first-level cache, so that blocks see each
+// ---- loads and stores with a hint for the caches. __ldcg and __stcg bypass the first-level cache, so that blocks see each
 // other's values: numbers of four and eight bytes are read and written as atomics, and can be flags.
 template <class T>
 T __ldg(const T* from) {
@@ -115,10 +115,10 @@ inline void __syncthreads(emulator::Location at = emulator::Location::current())
 inline void __syncwarp(unsigned mask = 0xffffffff, emulator::Location at = emulator::Location::current()) {
     emulator::meet_in_warp("__syncwarp", mask, nullptr, nullptr, at);
 }
-/// Others go on meanwhile: the only way to wait for another block.
+/// Lets others run meanwhile: the only way to wait for another block.
 inline void __nanosleep(unsigned /*nanoseconds*/, emulator::Location at = emulator::Location::current()) { emulator::nap(at); }
 
-/// Of a clock of 1 GHz.
+/// A clock of 1 GHz.
 inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 [[noreturn]] inline void __trap(emulator::Location at = emulator::Location::current()) { emulator::fail_at(at, "__trap()"); }

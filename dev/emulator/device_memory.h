@@ -1,6 +1,6 @@
-// The memory that cudaMalloc and cudaMallocHost give out: exactly as many bytes as were asked for, between two forbidden zones,
-// and poisoned, because memory of a GPU holds anything when it is new. Under seed 1 the memory of the device is out of reach for
-// the host: who follows a pointer to it gets a segmentation fault, as on a machine with a GPU.
+// Memory from cudaMalloc and cudaMallocHost: exactly the requested bytes, between two forbidden zones, and poisoned, because new
+// memory of a GPU holds arbitrary bytes. Under seed 1 the host cannot access device memory: following a pointer to it is a
+// segmentation fault, as on a machine with a GPU.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ namespace emulator {
 
 enum class Memory { device, pinned };
 
-/// Somebody wrote around an allocation.
+/// A write outside of an allocation.
 struct Damage : Error {
     using Error::Error;
 };
@@ -29,11 +29,11 @@ struct Allocation {
     Memory memory = Memory::device;
     int device = 0;
     Location at;
-    mutable Zone before, after;   // made good again when damage is reported, so that it is reported once
+    mutable Zone before, after;   // repaired when damage is reported, so that it is reported once
 
     std::string name() const {
         const char* function = memory == Memory::device ? "cudaMalloc" : "cudaMallocHost";
-        return join("the ", bytes, " bytes that ", function, " gave out at ", place(at));
+        return join("the ", bytes, " bytes that ", function, " returned at ", place(at));
     }
 };
 
@@ -41,7 +41,7 @@ class DeviceMemory {
 public:
     static constexpr size_t ALIGNMENT = 256;
 
-    /// nullptr where the device, or this machine, has no room for it.
+    /// nullptr if the device, or this machine, has no room.
     void* allocate(size_t bytes, Memory memory, int device, const Location& at) {
         if (memory == Memory::device && bytes > free_bytes(device)) return nullptr;
         Access access(*this);
@@ -67,13 +67,13 @@ public:
         allocations_.erase(found);
     }
 
-    /// The allocation that `address` points into, or nullptr for other memory of the host.
+    /// The allocation that `address` points into, or nullptr for other host memory.
     const Allocation* find(const void* address) const {
         const Entry* entry = entry_of(address);
         return entry ? &entry->second : nullptr;
     }
 
-    /// Throws when bytes address .. address + bytes are not all inside the allocation where they begin.
+    /// Throws unless bytes address .. address + bytes are all inside the allocation where they begin.
     void check_range(const void* address, size_t bytes, const char* what, const Location& at) const {
         const Entry* entry = entry_of(address);
         if (!entry) return;
@@ -82,7 +82,7 @@ public:
         throw Error(join(place(at), ": ", what, " bytes ", offset, " to ", offset + bytes, " of ", entry->second.name()));
     }
 
-    /// Throws when somebody wrote around an allocation.
+    /// Throws if anything was written outside of an allocation.
     void check_all() const {
         for (const auto& [data, allocation] : allocations_) check(allocation);
     }
@@ -93,7 +93,7 @@ public:
         return options().device_bytes - std::min(options().device_bytes, options().taken_bytes + own);
     }
 
-    /// While one exists, memory of the device can be read and written.
+    /// Makes device memory accessible while one exists.
     class Access {
     public:
         explicit Access(DeviceMemory& memory) : memory_(memory) {
@@ -124,7 +124,7 @@ private:
 
     static void unmap(const Entry& entry) {
         const size_t bytes = with_zones(entry.second.bytes);
-        permit(entry.first - Zone::BYTES, bytes);   // the addresses may come back as somebody else's memory
+        permit(entry.first - Zone::BYTES, bytes);   // the addresses may be allocated again
         munmap(entry.first - Zone::BYTES, bytes);
     }
 
@@ -139,8 +139,8 @@ private:
     static void check(const Allocation& allocation) {
         const int after = allocation.after.written(), before = allocation.before.written();
         if (after < 0 && before < 0) return;
-        allocation.after.mend();
-        allocation.before.mend();
+        allocation.after.repair();
+        allocation.before.repair();
         if (after >= 0) throw Damage(join("a write to byte ", allocation.bytes + size_t(after), " of ", allocation.name()));
         throw Damage(join("a write ", Zone::BYTES - size_t(before), " bytes before the start of ", allocation.name()));
     }

@@ -31,7 +31,7 @@ namespace emulator {
 
 using Location = std::source_location;
 
-/// A mistake in a kernel or in the way it is launched. what() is one sentence that names the place.
+/// A mistake in a kernel or in its launch. what() is one sentence with the place.
 struct Error : std::runtime_error {
     using runtime_error::runtime_error;
 };
@@ -45,7 +45,7 @@ std::string join(const Parts&... parts) {
 
 inline std::string place(const Location& at) { return join(at.file_name(), ":", at.line()); }
 
-/// The name alone of the function that `at` lies in: g++ gives "void f(int) [with X = float]", of which `f` is wanted.
+/// The bare name of the function of `at`: g++ gives "void f(int) [with X = float]", of which this is `f`.
 inline std::string function_at(const Location& at) {
     std::string name = at.function_name();
     const std::string anonymous = "(anonymous namespace)::";

@@ -1,4 +1,4 @@
-// A kernel to step through (README.md shows how): every block adds up one row of a matrix.
+// A kernel to step through (README.md describes it): every block sums one row of a matrix.
 #include <cstdio>
 #include <numeric>
 #include <vector>

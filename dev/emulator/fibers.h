@@ -18,9 +18,9 @@ namespace emulator {
 
 inline constexpr size_t STACK_BYTES = SANITIZED ? 256 << 10 : 64 << 10;
 
-/// A place where execution stopped and can go on: a fiber, or the OS thread's own stack.
+/// A resumable point of execution: a fiber, or the OS thread's own stack.
 struct Context {
-    void* stack_pointer = nullptr;   // where it stopped
+    void* stack_pointer = nullptr;   // at the last switch
     const void* stack = nullptr;     // lowest byte of its stack, and the size
     size_t stack_bytes = 0;
     void* tsan_fiber = nullptr;      // ThreadSanitizer's name for it
@@ -28,7 +28,7 @@ struct Context {
 
 #if EMULATOR_USES_UCONTEXT
 
-/// POSIX's own switch. It asks the operating system for the signal mask each time, which makes it twenty times slower.
+/// POSIX's own switch. It reads the signal mask from the operating system each time, which makes it twenty times slower.
 inline void switch_stack(void** from, void* to) {
     ucontext_t here;
     *from = &here;
@@ -53,9 +53,9 @@ inline void* first_frame(char* stack, size_t, void (*entry)()) {
 #define EMULATOR_BARE __attribute__((naked, noinline, noipa, no_sanitize("address", "thread", "undefined")))
 #endif
 
-/// Saves the registers that a called function must preserve, stores the stack pointer in *from and goes on at `to`.
-/// It ends in a jump, not in `ret`: the processor predicts where a `ret` goes from the calls it has seen, would always be wrong
-/// here, and each switch would take four times as long.
+/// Saves the registers that a called function must preserve, stores the stack pointer in *from and continues at `to`.
+/// It ends in a jump, not in `ret`: the processor predicts the target of a `ret` from earlier calls. That would always be wrong here,
+/// and each switch would take four times as long.
 EMULATOR_BARE inline void switch_stack(void** /*from: rdi*/, void* /*to: rsi*/) {
     asm volatile(
         "pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15;"
@@ -77,7 +77,7 @@ inline void* first_frame(char* stack, size_t spread, void (*entry)()) {
 
 #endif
 
-/// Goes on with `to`; comes back when something switches to `from`. A context that ends for good has no use for its fake stack.
+/// Continues with `to`; returns when something switches to `from`. A context that ends for good needs no fake stack.
 EMULATOR_PLAIN inline void switch_context(Context& from, const Context& to, [[maybe_unused]] bool for_good = false) {
 #if EMULATOR_ASAN
     void* fake_stack = nullptr;
@@ -92,7 +92,7 @@ EMULATOR_PLAIN inline void switch_context(Context& from, const Context& to, [[ma
 #endif
 }
 
-/// The first thing a new fiber does. `origin` learns where its own stack lies: only AddressSanitizer knows.
+/// The first call of a new fiber. Sets the stack of `origin`, which only AddressSanitizer can tell.
 EMULATOR_PLAIN inline void arrive_on_new_fiber([[maybe_unused]] Context& origin) {
 #if EMULATOR_ASAN
     const void* bottom;
@@ -102,7 +102,7 @@ EMULATOR_PLAIN inline void arrive_on_new_fiber([[maybe_unused]] Context& origin)
 #endif
 }
 
-/// Stacks of one OS thread, used again and again.
+/// Reusable stacks of one OS thread.
 class Stacks {
 public:
     char* take() {
@@ -115,7 +115,7 @@ public:
 
     ~Stacks() {
         for (char* stack : all_) {
-            permit(stack, STACK_BYTES);   // the addresses may come back as somebody else's memory
+            permit(stack, STACK_BYTES);   // the addresses may be allocated again
             munmap(stack - guard(), STACK_BYTES + guard());
         }
     }
@@ -126,8 +126,8 @@ private:
     char* map() {
         constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         void* memory = mmap(nullptr, STACK_BYTES + guard(), PROT_READ | PROT_WRITE, flags, -1, 0);
-        if (memory == MAP_FAILED) throw Error("there is no memory for the stacks of the emulated threads");
-        mprotect(memory, guard(), PROT_NONE);   // a stack that overflows ends the program and does not write on another one
+        if (memory == MAP_FAILED) throw Error("not enough memory for the stacks of the emulated threads");
+        mprotect(memory, guard(), PROT_NONE);   // a stack overflow ends the program instead of overwriting another stack
         all_.push_back(static_cast<char*>(memory) + guard());
         return all_.back();
     }

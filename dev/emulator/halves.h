@@ -1,5 +1,5 @@
-// Pairs of half-precision numbers in one register: PTX's instructions on .f16x2, which have no operators in CUDA C++ without a
-// header of their own. Results are rounded to the nearest from float32, where products of halves are exact.
+// Pairs of half-precision numbers in one register: PTX's instructions on .f16x2, for which CUDA C++ has operators only in a header of
+// its own. Results are rounded to the nearest from float32, where products of halves are exact.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -31,8 +31,8 @@ inline uint32_t f16x2_of_floats(float low, float high) {
 #endif
 }
 
-/// tanh of a half as an H200 computes it: of x below 2^-8 itself, from 8 on 1, and rounded towards zero in between. Of all numbers 48 are
-/// one unit in the last place off (all were compared).
+/// tanh of a half as an H200 computes it: x itself below 2^-8, 1 from 8 on, and rounded towards zero in between. All numbers were
+/// compared; 48 are one unit in the last place off.
 inline uint16_t tanh_f16(uint16_t bits) {
     const double x = floats_of_f16x2(bits & 0x7fff).x, exact = x < 0x1.02p-8 ? x : x >= 8 ? 1 : std::tanh(x);
     uint32_t result = f16x2_of_floats(float(exact), 0);

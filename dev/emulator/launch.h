@@ -17,7 +17,7 @@
 
 namespace emulator {
 
-/// Throws when a GPU would refuse the launch.
+/// Throws if a GPU would refuse the launch.
 inline void check_launch(const Kernel& kernel) {
     if (kernel.threads <= 0 || kernel.threads > MAX_THREADS)
         throw Error(join(kernel.name(), ": ", kernel.threads, " threads per block; there may be 1 to ", MAX_THREADS));
@@ -26,11 +26,11 @@ inline void check_launch(const Kernel& kernel) {
     if (kernel.blocks() == 0 || kernel.grid.x > 0x7fffffff || kernel.grid.y > 0xffff || kernel.grid.z > 0xffff)
         throw Error(join(kernel.name(), ": a grid of (", kernel.grid.x, ",", kernel.grid.y, ",", kernel.grid.z,
                          ") blocks; there may be 1 to (2147483647,65535,65535)"));
-    if (kernel.shared > most_shared())
-        throw Error(join(kernel.name(), ": ", kernel.shared, " bytes of shared memory; a block may have ", most_shared()));
+    if (kernel.shared > max_shared())
+        throw Error(join(kernel.name(), ": ", kernel.shared, " bytes of shared memory; a block may have ", max_shared()));
 }
 
-/// Which block starts as number i. Some of the seeds go backwards or jump: blocks may not depend on each other's order.
+/// The block that starts as number i. Some seeds go backwards or jump: blocks must not depend on each other's order.
 inline size_t block_number(size_t i, size_t blocks) {
     const uint64_t seed = options().seed;
     if (seed == 0) return i;
@@ -39,7 +39,7 @@ inline size_t block_number(size_t i, size_t blocks) {
 }
 
 inline int worker_count() {
-#if defined(_OPENMP) && !EMULATOR_TSAN   // ThreadSanitizer does not understand libgomp; races are found with one worker as well
+#if defined(_OPENMP) && !EMULATOR_TSAN   // ThreadSanitizer does not understand libgomp; it finds races with one worker, too
     return options().threads ? options().threads : omp_get_max_threads();
 #else
     return 1;
@@ -73,7 +73,7 @@ inline void run_blocks(const Kernel& kernel) {
     if (error) std::rethrow_exception(error);
 }
 
-/// Whether this launch is the one that shall fail, as on a GPU with a defect: programs must notice.
+/// Whether this launch is to fail, as on a defective GPU (EMULATED_GPU_FAILS_AT).
 inline bool refused() {
     static std::atomic<uint64_t> launches{0};
     if (++launches != options().failing_launch) return false;

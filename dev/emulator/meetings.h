@@ -1,5 +1,5 @@
-// Where threads meet: barriers of a block and operations of a warp. Threads wait until all have come; the last one does the work
-// of the whole warp, because every lane has left a pointer to its arguments.
+// Synchronisation of threads: barriers of a block and operations of a warp. Threads wait until all have arrived. The last one does
+// the work of the whole warp, because every lane has left a pointer to its arguments.
 #pragma once
 #include "block_run.h"
 
@@ -18,7 +18,7 @@ inline void open_barrier(Block& block, int id) {
         thread.barrier = -1;
         if (&thread != self) worker->ready.add(&thread);
     }
-    worker->ready.mix_warps(first);
+    worker->ready.shuffle_warps(first);
 }
 
 /// bar.sync: waits until `threads` threads of the block are at barrier `id`.
@@ -43,14 +43,14 @@ inline void meet_at_barrier(int id, int threads, const Location& at) {
     release(sign);
     if (++barrier.arrived == threads) {
         open_barrier(*me.block, id);
-        worker->give_way();
+        worker->yield_thread();
     } else {
         worker->wait();
     }
     acquire(sign);
 }
 
-/// Adds the calling lane to those of its mask that wait at the same operation.
+/// Adds the calling lane to the lanes of its mask that wait at the same operation.
 inline Gathering& join_gathering(Warp& warp, const Thread& me) {
     for (Gathering& gathering : warp.gatherings) {
         if (gathering.mask != me.detail || gathering.operation != me.operation || gathering.at.line() != me.at.line()) continue;
@@ -61,11 +61,11 @@ inline Gathering& join_gathering(Warp& warp, const Thread& me) {
     return warp.gatherings.back();
 }
 
-/// Waits until all lanes of `mask` have come; then `work(arguments of the 32 lanes, mask)` is done, once.
+/// Waits until all lanes of `mask` have arrived; then one of them calls work(arguments of the 32 lanes, mask).
 inline void meet_in_warp(const char* operation, uint32_t mask, void* argument, void (*work)(void**, uint32_t), const Location& at) {
     Thread& me = *self;
     Warp& warp = *me.warp;
-    void* arguments[LANES];   // of lanes outside of the mask: nothing
+    void* arguments[LANES];   // unset for lanes outside of the mask
     {
         Quiet quiet;
         if (!(mask >> me.lane() & 1)) fail_at(at, operation, ": the mask does not contain the lane that calls it");
@@ -89,21 +89,21 @@ inline void meet_in_warp(const char* operation, uint32_t mask, void* argument, v
             acquire(warp.lanes[lane].arrived);
         }
     }
-    if (work) work(arguments, mask);   // not quiet: it touches the kernel's memory
+    if (work) work(arguments, mask);   // not quiet: it accesses the kernel's memory
     Quiet quiet;
     for (int lane = 0; lane < LANES; lane++) {
         if (!(mask >> lane & 1) || lane == me.lane()) continue;
         release(warp.lanes[lane].resumed);
         worker->ready.add(&warp.lanes[lane]);
     }
-    worker->give_way();
+    worker->yield_thread();
 }
 
-/// __nanosleep: lets the other threads of the block and the other blocks go on.
+/// __nanosleep: lets the other threads of the block and the other blocks run.
 inline void nap(const Location& at) {
     Quiet quiet;
     if (worker->progress->failed) fail_at(at, "another block has failed");
-    if (!worker->nap()) fail_at(at, "sleeps for ever: all running blocks do. A block may wait only for blocks with a lower ticket");
+    if (!worker->nap()) fail_at(at, "sleeps forever, as do all running blocks; a block may wait only for blocks with a lower ticket");
 }
 
 }   // namespace emulator

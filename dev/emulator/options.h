@@ -1,4 +1,4 @@
-// What a run of the emulator can be told, in the environment; tests change the same values between launches.
+// Options of the emulator, from the environment; tests change the same values between launches.
 #pragma once
 #include <unistd.h>
 
@@ -9,16 +9,16 @@
 namespace emulator {
 
 struct Options {
-    uint64_t seed = 0;         // EMULATOR_SEED: order of threads, contents of unwritten memory, when the work of streams runs
-    int threads = 0;           // EMULATOR_THREADS: how many blocks run at the same time; 0 as many as OpenMP has threads
+    uint64_t seed = 0;         // EMULATOR_SEED: order of threads, contents of unwritten memory, time of streams' work
+    int threads = 0;           // EMULATOR_THREADS: number of blocks that run at once; 0: OpenMP's threads
     int devices = 1;           // EMULATED_GPU_COUNT
     int capability = 90;       // EMULATED_GPU_CAPABILITY: 75 is 7.5
-    int driver = 13000;        // EMULATED_GPU_DRIVER: the newest CUDA that it can serve; programs here are built for 13.0
-    size_t device_bytes = 0;   // EMULATED_GPU_BYTES: memory of each device; default: what this machine has
+    int driver = 13000;        // EMULATED_GPU_DRIVER: the newest CUDA that it supports; programs here are built for 13.0
+    size_t device_bytes = 0;   // EMULATED_GPU_BYTES: memory of each device; default: this machine's
     uint64_t failing_launch = 0;   // EMULATED_GPU_FAILS_AT: this launch of the process, counted from 1, is refused
     uint64_t breaking_work = 0;    // EMULATED_GPU_BREAKS_AT: this work of a stream, counted from 1, breaks the GPU
-    int breaks_with = 719;         // EMULATED_GPU_BREAKS_WITH: what all calls return from then on; 719: a kernel trapped
-    size_t taken_bytes = 0;        // EMULATED_GPU_TAKEN: memory of each device that other programs hold
+    int breaks_with = 719;         // EMULATED_GPU_BREAKS_WITH: result of all calls from then on; 719: a kernel trapped
+    size_t taken_bytes = 0;        // EMULATED_GPU_TAKEN: memory of each device held by other programs
     const char* name = "emulated GPU";   // EMULATED_GPU_NAME
 };
 

@@ -1,5 +1,5 @@
-// What the functions of the CUDA runtime do. What a correct program has to handle (no device, no memory, work not yet done) comes
-// back as an error code, as from CUDA; a mistake of the program throws an Error that names its line.
+// Implementation of the CUDA runtime's functions. Conditions that a correct program handles (no device, no memory, work not yet done)
+// are error codes, as in CUDA; a mistake of the program throws an Error that names its line.
 #pragma once
 #include <cstdio>
 #include <cstring>
@@ -20,10 +20,10 @@ inline cudaError_t result(cudaError_t error) {
     return error;
 }
 
-/// What a call returns that has done its part: an error of the GPU's work stays for ever, as on a GPU.
+/// The result of a successful call: an error of the GPU's work persists, as on a GPU.
 inline cudaError_t done() { return result(runtime().broken); }
 
-/// Calls that destructors make: when an error is already on its way, a second one would end the program.
+/// For calls in destructors: a second exception would end the program.
 template <class Action>
 cudaError_t destroy(Action action) {
     try {
@@ -45,17 +45,17 @@ inline cudaError_t allocate(void** data, size_t bytes, Memory memory, const Loca
     *data = nullptr;
     if (options().devices == 0) return result(cudaErrorNoDevice);
     std::lock_guard inside(runtime().mutex);
-    runtime().not_while_capturing(at);
+    runtime().require_no_capture(at);
     if (bytes == 0 || done() != cudaSuccess) return done();
     *data = runtime().memory.allocate(bytes, memory, current_device, at);
     return result(*data ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
-/// Frees after all work that was given to the device: CUDA waits for it too.
+/// Frees after all work given to the device, for which CUDA waits too.
 inline cudaError_t free(void* data, Memory memory, const Location& at) {
     if (!data) return cudaSuccess;
     return destroy([&] {
-        runtime().not_while_capturing(at);
+        runtime().require_no_capture(at);
         runtime().run_all();
         runtime().memory.release(data, memory, at);
     });
@@ -63,7 +63,7 @@ inline cudaError_t free(void* data, Memory memory, const Location& at) {
 
 // ---- copies
 
-/// Throws when an address is not on the side that `kind` says, or the bytes are not all inside their allocation.
+/// Throws if an address is not on the side given by `kind`, or the bytes are not all inside their allocation.
 inline void check_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind, const Location& at) {
     const DeviceMemory& memory = runtime().memory;
     auto on_device = [&](const void* address) {
@@ -72,7 +72,7 @@ inline void check_copy(const void* to, const void* from, size_t bytes, cudaMemcp
     };
     auto check_side = [&](const char* which, const void* address, bool device) {
         if (kind == cudaMemcpyDefault || on_device(address) == device) return;
-        throw Error(join(place(at), ": the ", which, " of the copy is", device ? " not" : "", " memory of the device"));
+        throw Error(join(place(at), ": the ", which, " of the copy is", device ? " not" : "", " device memory"));
     };
     check_side("destination", to, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice);
     check_side("source", from, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
@@ -80,8 +80,8 @@ inline void check_copy(const void* to, const void* from, size_t bytes, cudaMemcp
     memory.check_range(from, bytes, "the copy reads", at);
 }
 
-/// Host memory that the device cannot reach by itself. With it cudaMemcpyAsync is not asynchronous: the driver copies a source
-/// aside before it returns, and returns only when a destination has its bytes.
+/// Host memory that the device cannot access. With it cudaMemcpyAsync is not asynchronous: the driver copies a source aside before
+/// the call returns, and the call returns only when a destination has its bytes.
 inline bool pageable(const void* address) { return !runtime().memory.find(address); }
 
 inline cudaError_t copy_async(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t handle,
@@ -102,7 +102,7 @@ inline cudaError_t copy_async(void* to, const void* from, size_t bytes, cudaMemc
 
 inline cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, const Location& at) {
     std::lock_guard inside(runtime().mutex);
-    runtime().not_while_capturing(at);
+    runtime().require_no_capture(at);
     check_copy(to, from, bytes, kind, at);
     CUstream_st& stream = runtime().stream(nullptr, at);
     runtime().enqueue(stream, at, [=] { std::memmove(to, from, bytes); });
@@ -119,8 +119,8 @@ inline cudaError_t set_bytes(void* to, int value, size_t bytes, cudaStream_t han
 
 // ---- events
 
-/// A captured event is an edge of the graph and never happens by itself.
-inline void not_captured(const CUevent_st& event, const Location& at) {
+/// Throws for a captured event: it is an edge of the graph and never occurs by itself.
+inline void require_not_captured(const CUevent_st& event, const Location& at) {
     if (event.capture) throw Error(place(at) + ": the event was recorded in a capture; the host cannot wait for it");
 }
 
@@ -155,7 +155,7 @@ inline cudaDeviceProp properties(int device) {
     std::snprintf(properties.name, sizeof properties.name, "%s", options().name);
     properties.totalGlobalMem = options().device_bytes;
     properties.sharedMemPerBlock = 48 << 10;
-    properties.sharedMemPerBlockOptin = most_shared();
+    properties.sharedMemPerBlockOptin = max_shared();
     properties.sharedMemPerMultiprocessor = 228 << 10;
     properties.regsPerBlock = properties.regsPerMultiprocessor = 64 << 10;
     properties.warpSize = LANES;

@@ -1,4 +1,4 @@
-// The CUDA runtime's functions under their own names. All remember the line that calls them, for the sentences of errors.
+// The CUDA runtime's functions under their own names. All record the line that calls them, for error messages.
 #pragma once
 #include "runtime.h"
 
@@ -42,7 +42,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
 inline cudaError_t cudaDriverGetVersion(int* version) { return *version = emulator::options().driver, cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize(EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
-    emulator::runtime().not_while_capturing(at);
+    emulator::runtime().require_no_capture(at);
     emulator::runtime().run_all();
     return emulator::done();
 }
@@ -138,7 +138,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event, EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
-    emulator::not_captured(emulator::event(event, at), at);
+    emulator::require_not_captured(emulator::event(event, at), at);
     if (event->point.stream) emulator::runtime().run_until(event->point);
     return emulator::done();
 }
@@ -163,7 +163,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph,
     *graph = emulator::runtime().end_capture(emulator::runtime().stream(stream, at), at);
     return cudaSuccess;
 }
-/// How many nodes there are; the nodes themselves are not to be had.
+/// Returns the number of nodes; the nodes themselves are not available.
 inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
     *count = graph->nodes.size();
     return emulator::result(nodes ? cudaErrorInvalidValue : cudaSuccess);
@@ -182,10 +182,10 @@ inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cu
 // ---- kernels
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, int value) {
-    const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::most_shared();
+    const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::max_shared();
     return emulator::result(possible ? cudaSuccess : cudaErrorInvalidValue);
 }
-/// A small number: grids that are sized by it stay small here.
+/// A small number, so that grids sized by it stay small.
 template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int /*threads*/, size_t /*shared*/) {
     return *blocks = 2, cudaSuccess;

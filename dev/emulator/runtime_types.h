@@ -72,7 +72,7 @@ inline constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 inline constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1;
 
-/// The members that programs here read; all have CUDA's names and units.
+/// The members that programs here read, with CUDA's names and units.
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
@@ -91,6 +91,6 @@ using cudaGraphNode_t = struct CUgraphNode_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
 
 namespace emulator {
-/// What cudaGetLastError() will say.
+/// The next result of cudaGetLastError().
 inline constinit thread_local cudaError_t last_error = cudaSuccess;
 }   // namespace emulator

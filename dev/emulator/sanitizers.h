@@ -1,5 +1,5 @@
-// What AddressSanitizer and ThreadSanitizer have to be told to understand fibers, forbidden memory and barriers. In a build
-// without them every function here is empty.
+// Annotations that let AddressSanitizer and ThreadSanitizer understand fibers, forbidden memory and barriers. In a build without them
+// every function here is empty.
 #pragma once
 #include <cstddef>
 
@@ -30,8 +30,8 @@ void AnnotateIgnoreWritesEnd(const char*, int);
 }
 #endif
 
-// Functions during which the fiber changes, and those that never return: ThreadSanitizer counts calls and returns per fiber.
-// clang's no_sanitize("thread") leaves that counting in.
+// Functions during which the fiber changes, and functions that never return: ThreadSanitizer counts calls and returns per fiber, even
+// under clang's no_sanitize("thread").
 #if defined(__clang__)
 #define EMULATOR_PLAIN __attribute__((disable_sanitizer_instrumentation))
 #elif EMULATOR_TSAN
@@ -39,7 +39,7 @@ void AnnotateIgnoreWritesEnd(const char*, int);
 #else
 #define EMULATOR_PLAIN
 #endif
-// Functions that look into forbidden memory on purpose.
+// Functions that read forbidden memory on purpose.
 #define EMULATOR_MAY_READ_ALL __attribute__((no_sanitize("address"), noinline))
 
 namespace emulator {
@@ -67,7 +67,7 @@ inline void permit([[maybe_unused]] void* begin, [[maybe_unused]] size_t bytes) 
 #endif
 }
 
-/// For ThreadSanitizer: what happened before release(sign) on one fiber has happened for all that acquire(sign) later.
+/// For ThreadSanitizer: all accesses before release(sign) on one fiber precede those after a later acquire(sign) on another.
 inline void release([[maybe_unused]] char& sign) {
 #if EMULATOR_TSAN
     __tsan_release(&sign);
@@ -79,7 +79,7 @@ inline void acquire([[maybe_unused]] char& sign) {
 #endif
 }
 
-/// Until the end of the scope, memory accesses are the emulator's own and no races of the kernel.
+/// Until the end of the scope, memory accesses are the emulator's and not races of the kernel.
 struct Quiet {
 #if EMULATOR_TSAN
     Quiet() {

@@ -1,4 +1,4 @@
-// The shared memory of a block: exactly as many bytes as the launch asked for, between two forbidden zones.
+// The shared memory of a block: exactly the bytes of the launch, between two forbidden zones.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -11,10 +11,10 @@
 
 namespace emulator {
 
-inline constexpr size_t MAX_SHARED = 227 << 10;   // bytes a block may have on compute capability 9.0
+inline constexpr size_t MAX_SHARED = 227 << 10;   // maximum bytes per block on compute capability 9.0
 
-/// Bytes a block may have on the GPU that is emulated.
-inline size_t most_shared() {
+/// Maximum bytes per block on the emulated GPU.
+inline size_t max_shared() {
     const int capability = options().capability;
     return capability >= 90 ? MAX_SHARED : capability == 80 ? 163 << 10 : 99 << 10;
 }
@@ -26,14 +26,14 @@ public:
     static constexpr size_t BYTES = 1024;
 
     Zone() = default;
-    explicit Zone(char* begin) : begin_(begin), filling_(poison()) { mend(); }
-    void mend() {
+    explicit Zone(char* begin) : begin_(begin), filling_(poison()) { repair(); }
+    void repair() {
         permit(begin_, BYTES);
         std::memset(begin_, filling_, BYTES);
         forbid(begin_, BYTES);
     }
 
-    /// Position of the first byte that somebody wrote, or -1.
+    /// Position of the first byte written, or -1.
     EMULATOR_MAY_READ_ALL int written() const {
         const char first = char(filling_);
         for (size_t i = 0; i < BYTES; i += 8) {
@@ -55,7 +55,7 @@ class SharedMemory {
 public:
     static constexpr size_t ALIGNMENT = 128;
 
-    /// Fresh memory for a block: nothing in it is written.
+    /// Fresh, unwritten memory for a block.
     void start(size_t bytes) {
         if (!memory_) memory_ = std::make_unique<Memory>();
         forbid(memory_->bytes, sizeof memory_->bytes);
@@ -72,7 +72,7 @@ public:
         return first >= begin() && first + bytes <= begin() + bytes_;
     }
 
-    /// What is wrong with the zones, or nothing.
+    /// The damage to the zones; empty if there is none.
     std::string damage() const {
         const int after = after_.written(), before = before_.written();
         if (after >= 0) return join("a thread wrote to byte ", bytes_ + size_t(after), " of ", bytes_, " bytes of shared memory");
@@ -81,7 +81,7 @@ public:
     }
 
     ~SharedMemory() {
-        if (memory_) permit(memory_->bytes, sizeof memory_->bytes);   // the heap may give these bytes to somebody else
+        if (memory_) permit(memory_->bytes, sizeof memory_->bytes);   // the heap may reuse these bytes
     }
 
 private:

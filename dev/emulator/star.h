@@ -1,4 +1,4 @@
-// How the stand-in for NCCL exchanges data: stream sockets of one machine between rank 0 and every other rank.
+// Data exchange of the emulated NCCL: stream sockets of one machine between rank 0 and every other rank.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -17,14 +17,14 @@
 
 namespace emulator::nccl {
 
-/// Every rank makes the same calls in the same order; all get the same bits. Exit::rank when a rank has gone.
+/// Every rank makes the same calls in the same order; all get the same bits. Exit::rank if the connection to a rank is lost.
 class Star {
 public:
     const int rank, size;
 
     /// Connects to the other ranks at `name`, an address of this machine that is unique to the job (unix(7), abstract).
     Star(const std::string& name, int rank_, int size_, int seconds) : rank(rank_), size(size_), sockets_(size_t(size_), -1) {
-        if (rank == 0) admit_others(name);
+        if (rank == 0) accept_ranks(name);
         else connect_to_first(name, seconds);
     }
     ~Star() {
@@ -73,7 +73,7 @@ public:
         try {
             double goodbye = 0;
             sum(&goodbye, 1);
-        } catch (const Error&) {   // this rank is done, whatever happened to the others
+        } catch (const Error&) {   // this rank is done even if others failed
         }
     }
 
@@ -85,7 +85,7 @@ private:
         return address;
     }
 
-    void admit_others(const std::string& name) {
+    void accept_ranks(const std::string& name) {
         const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         const sockaddr_un address = address_of(name);
         if (bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || listen(listener, size) != 0)
@@ -94,7 +94,7 @@ private:
             const int s = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
             int32_t other = 0;
             if (s < 0 || recv(s, &other, sizeof other, MSG_WAITALL) != sizeof other || other < 1 || other >= size)
-                fail(Exit::rank, "the emulated NCCL was called by a stranger at ", name);
+                fail(Exit::rank, "the emulated NCCL got an unknown connection at ", name);
             sockets_[size_t(other)] = s;
         }
         close(listener);
@@ -112,7 +112,7 @@ private:
         send(0, &me, sizeof me);
     }
 
-    /// On rank 0, x (n) += rank r's, which sends it.
+    /// On rank 0: x (n) += the values received from rank r.
     template <class X>
     void add(X* x, size_t n, int r) {
         if (rank == r) send(0, x, n * sizeof(X));
@@ -126,7 +126,7 @@ private:
         for (const char* at = static_cast<const char*>(data); bytes > 0;) {
             const ssize_t n = ::send(sockets_[size_t(to)], at, bytes, MSG_NOSIGNAL);
             if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) fail(Exit::rank, "rank ", to, " has gone");
+            if (n <= 0) fail(Exit::rank, "lost the connection to rank ", to);
             at += n, bytes -= size_t(n);
         }
     }
@@ -134,7 +134,7 @@ private:
         for (char* at = static_cast<char*>(data); bytes > 0;) {
             const ssize_t n = recv(sockets_[size_t(from)], at, bytes, 0);
             if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) fail(Exit::rank, "rank ", from, " has gone");
+            if (n <= 0) fail(Exit::rank, "lost the connection to rank ", from);
             at += n, bytes -= size_t(n);
         }
     }

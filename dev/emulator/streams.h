@@ -1,13 +1,13 @@
-// Streams, events and graphs. Work that is given to a stream is kept in a queue. A GPU may do it at once or much later, so the
-// seed chooses:
+// Streams, events and graphs. Work given to a stream is queued. A GPU may run it at once or much later, so the seed chooses:
 //
-//   seed 0      at once: the order of the program, which is the one to debug with
+//
+//   seed 0      at once: program order, for debugging
 //   seed 1      as late as possible: only when something waits for it
 //   seeds 2, 3  every second stream at once, the others late: streams run far ahead of each other
 //   from 4 on   random
 //
-// A program that reads a result too early, reuses a buffer too early or forgets that one stream has to wait for another gives wrong
-// results under one of them.
+// A program that reads a result too early, reuses a buffer too early or lacks a wait between streams gives wrong results under one of
+// them.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -32,7 +32,7 @@ namespace emulator {
 using Work = std::function<void()>;
 using Clock = std::chrono::steady_clock;
 
-/// "All that was given to `stream` up to the operation `number`."
+/// All work given to `stream` up to operation `number`.
 struct Point {
     CUstream_st* stream = nullptr;
     uint64_t number = 0;
@@ -40,12 +40,12 @@ struct Point {
 
 struct Operation {
     uint64_t number;            // counts the operations of all streams
-    Location at;                // the line that asked for it
+    Location at;                // the line that enqueued it
     Work work;
-    std::vector<Point> after;   // what must have happened before
+    std::vector<Point> after;   // operations that must be done before
 };
 
-/// One operation of a graph, and the nodes that have to be done before it.
+/// One operation of a graph, and the nodes before it.
 struct Node {
     Location at;
     Work work;
@@ -55,20 +55,20 @@ struct Node {
 }   // namespace emulator
 
 struct CUstream_st {
-    int index = 0;          // 0 is the stream that programs call nullptr
+    int index = 0;          // 0: the default stream, nullptr in programs
     bool alive = true;
-    bool blocking = true;   // takes turns with stream 0
+    bool blocking = true;   // ordered with stream 0
     std::deque<emulator::Operation> queue;
     uint64_t last = 0;      // number of the newest operation
-    uint64_t done = 0;      // number of the newest operation that has been done
+    uint64_t done = 0;      // number of the newest operation done
 
-    CUgraph_st* capture = nullptr;   // operations go there, not into the queue
-    std::vector<size_t> heads;       // nodes that the next captured operation comes after
+    CUgraph_st* capture = nullptr;   // if not null, takes operations instead of the queue
+    std::vector<size_t> heads;       // nodes before the next captured operation
 };
 
 struct CUevent_st {
     bool alive = true;
-    emulator::Point point;   // what was last recorded
+    emulator::Point point;   // the last recording
     emulator::Clock::time_point time;
     CUgraph_st* capture = nullptr;
     std::vector<size_t> heads;
@@ -85,13 +85,13 @@ struct CUgraphExec_st {
 
 namespace emulator {
 
-/// All that belongs to the emulated GPUs. One host thread at a time is inside; a host thread that waits for work does the work.
+/// The state of the emulated GPUs. One host thread at a time is inside; a host thread that waits for work runs it.
 class Runtime {
 public:
     std::recursive_mutex mutex;
     DeviceMemory memory;
-    uint64_t works = 0;                 // that streams have come to
-    cudaError_t broken = cudaSuccess;   // what every call returns since the GPU broke
+    uint64_t works = 0;                 // run by streams so far
+    cudaError_t broken = cudaSuccess;   // result of every call since the GPU broke
 
     // ---- streams
     CUstream_st& stream(cudaStream_t handle, const Location& at) {
@@ -120,17 +120,17 @@ public:
         return event;
     }
 
-    /// Gives `work` to the stream: at some moment after what it already has. Returns the operation's number.
+    /// Enqueues `work` on the stream, after its present work. Returns the operation's number.
     uint64_t enqueue(CUstream_st& stream, const Location& at, Work work, std::vector<Point> after = {}) {
-        if (busy_) throw Error(place(at) + ": the CUDA runtime may not be called by work of a stream (a kernel, a host function)");
+        if (busy_) throw Error(place(at) + ": the CUDA runtime must not be called by work of a stream (a kernel, a host function)");
         if (stream.capture) {
             capture(stream, at, std::move(work));
             return 0;
         }
-        for (CUstream_st& other : streams_) {   // stream 0 takes turns with all blocking streams
+        for (CUstream_st& other : streams_) {   // stream 0 is ordered with all blocking streams
             if (stream.index && (other.index || !stream.blocking)) continue;
             if (!stream.index && !other.blocking) continue;
-            if (other.capture) throw Error(place(at) + ": uses stream 0 while a stream that takes turns with it is being captured");
+            if (other.capture) throw Error(place(at) + ": uses stream 0 while a blocking stream is being captured");
             after.push_back({&other, other.last});
         }
         stream.last = ++operations_;
@@ -154,7 +154,7 @@ public:
     // ---- graphs
     void begin_capture(CUstream_st& stream, bool host_may_wait, const Location& at) {
         if (!stream.index) throw Error(place(at) + ": stream 0 cannot be captured");
-        if (stream.capture) throw Error(place(at) + ": the stream is being captured already");
+        if (stream.capture) throw Error(place(at) + ": the stream is already being captured");
         stream.capture = new CUgraph_st{{}, host_may_wait};
         stream.heads.clear();
         captures_.insert(stream.capture);
@@ -174,16 +174,16 @@ public:
         }
         if (joined) return graph;
         delete graph;
-        throw Error(place(at) + ": the capture ends, and a stream that was forked from it has not been joined again");
+        throw Error(place(at) + ": the capture ends before a stream that was forked from it is joined");
     }
 
-    /// For calls that wait for the device or change its memory: a capture allows none of them.
-    void not_while_capturing(const Location& at) const {
+    /// For calls that wait for the device or change its memory, which a capture forbids.
+    void require_no_capture(const Location& at) const {
         for (const CUgraph_st* graph : captures_)
             if (!graph->host_may_wait) throw Error(place(at) + ": not allowed while a stream is being captured");
     }
 
-    /// Does a graph's operations in one of the orders that its edges allow.
+    /// Runs a graph's operations in one of the orders that its edges allow.
     void replay(const std::vector<Node>& nodes) {
         std::vector<std::vector<size_t>> next(nodes.size());
         std::vector<size_t> missing(nodes.size()), ready;
@@ -222,7 +222,7 @@ private:
         return found;
     }
 
-    /// Seed 0 in the order of the capture, seed 1 the newest first, else any.
+    /// Seed 0: in the order of the capture. Seed 1: the newest first. Others: random.
     size_t take(std::vector<size_t>& ready) {
         const uint64_t seed = options().seed;
         auto chosen = seed == 0 ? std::min_element(ready.begin(), ready.end())
@@ -241,7 +241,7 @@ private:
         stream.done = operation.number;
     }
 
-    /// After an error nothing that was queued makes sense any more, and a broken GPU does nothing.
+    /// After an error all queued work is dropped, and a broken GPU runs nothing.
     void do_work(const Location& at, const Work& work) {
         if (++works == options().breaking_work) broken = cudaError_t(options().breaks_with);
         if (broken != cudaSuccess) return;
@@ -259,16 +259,16 @@ private:
         busy_ = !outermost;
     }
 
-    /// What do_work() caught; damaged zones become an error that says which operation came before.
+    /// Rethrows what do_work() caught. Damaged zones become an error that names the preceding operation.
     [[noreturn]] static void rethrow(const Location& at) {
         try {
             throw;
         } catch (const Damage& damage) {
-            throw Error(join("the work that ", function_at(at), " (", place(at), ") gave to a stream made ", damage.what()));
+            throw Error(join("the work that ", function_at(at), " (", place(at), ") enqueued made ", damage.what()));
         }
     }
 
-    /// The moment after `stream` got an operation: who does some work now?
+    /// Runs some work, by seed, after `stream` got an operation.
     void advance(CUstream_st& stream) {
         const uint64_t seed = options().seed;
         if (seed == 1) return;
@@ -280,7 +280,7 @@ private:
         }
     }
 
-    std::deque<CUstream_st> streams_;   // never removed: a destroyed one is used again
+    std::deque<CUstream_st> streams_;   // never removed: destroyed ones are reused
     std::deque<CUevent_st> events_;
     std::set<CUgraph_st*> captures_;
     uint64_t operations_ = 0;
@@ -294,7 +294,7 @@ inline Runtime& runtime() {
     return only;
 }
 
-/// Gives any work to a stream: for launches, and for emulated libraries.
+/// Enqueues any work on a stream: for launches, and for emulated libraries.
 inline void enqueue(cudaStream_t handle, Work work, const Location& at = Location::current()) {
     std::lock_guard inside(runtime().mutex);
     runtime().enqueue(runtime().stream(handle, at), at, std::move(work));

@@ -1,6 +1,6 @@
-// The instructions that have no name in CUDA C++ and stand in PTX behind wrappers: matrix products of a warp, the loads of their
-// operands, and copies to shared memory that go on while the thread computes. The layouts are those of the PTX manual (chapters
-// "Matrix multiply-accumulate" and "cp.async").
+// Instructions that CUDA C++ has only as PTX, here behind wrappers: matrix products of a warp, the loads of their operands, and
+// asynchronous copies to shared memory. The layouts are those of the PTX manual (chapters "Matrix multiply-accumulate" and
+// "cp.async").
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -92,7 +92,7 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
 // ---- cp.async
 
 /// Copies `take` bytes to shared memory and fills up to `bytes` with zeros, at some time before cp_async_wait() covers it. Here
-/// that is as late as possible, and until then the destination is unwritten (with AddressSanitizer: forbidden).
+/// as late as possible. Until then the destination is unwritten (with AddressSanitizer: forbidden).
 inline void cp_async(void* to, const void* from, int bytes, int take, Location at = Location::current()) {
     if (bytes != 4 && bytes != 8 && bytes != 16) fail_at(at, "cp.async copies 4, 8 or 16 bytes, not ", bytes);
     if (take < 0 || take > bytes) fail_at(at, "cp.async: takes ", take, " of ", bytes, " bytes");
@@ -110,13 +110,13 @@ inline void cp_async(void* to, const void* from, int bytes, int take, Location a
 /// Closes a group of copies.
 inline void cp_async_commit() { self->groups++; }
 
-/// Waits until at most `left` of the newest groups are still under way.
+/// Waits until at most `left` of the newest groups are pending.
 inline void cp_async_wait(int left) {
     Thread& me = *self;
     while (me.first_copy < me.copies.size() && me.copies[me.first_copy].group < me.groups - left) {
         const PendingCopy copy = me.copies[me.first_copy++];
         permit(copy.to, size_t(copy.bytes));
-        for (int i = 0; i < copy.bytes; i++) copy.to[i] = i < copy.take ? copy.from[i] : 0;   // byte by byte: every sanitizer looks
+        for (int i = 0; i < copy.bytes; i++) copy.to[i] = i < copy.take ? copy.from[i] : 0;   // byte by byte, for the sanitizers
     }
     if (me.first_copy < me.copies.size()) return;
     me.copies.clear();

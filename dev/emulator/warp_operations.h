@@ -8,10 +8,10 @@
 
 namespace emulator {
 
-/// What a lane brings to a shuffle, and takes away.
+/// A lane's argument and result of a shuffle.
 struct Shuffle {
     uint64_t value = 0;
-    int source = 0;        // the lane whose value it wants
+    int source = 0;        // the lane whose value is read
     uint64_t result = 0;
     bool missing = false;  // that lane does not take part
 };
@@ -37,7 +37,7 @@ T shuffle(const char* operation, uint32_t mask, T value, int source, const Locat
     return value;
 }
 
-/// What a lane votes, and the votes of all that take part, a bit each.
+/// A lane's vote, and the votes of all participants, one bit each.
 struct Vote {
     bool yes;
     uint32_t all = 0;

@@ -23,7 +23,7 @@ struct TrainerState {
     int64_t tokens = 0;          // tokens trained on
     uint64_t seed = 0;           // of initialisation and shuffling: the random state is a function of (seed, step)
     int64_t data_rows = 0;       // rows of T tokens consumed by all ranks: the position in the data
-    std::string train_data;      // identity and order of the data (described_data()); older checkpoints lack it
+    std::string train_data;      // identity and order of the data (describe_data()); older checkpoints lack it
     std::string options_json;    // the run's resolved options, verbatim
     double last_loss = 0;        // NaN if there was none
     double last_val_loss = 0;    // NaN if there was none

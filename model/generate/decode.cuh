@@ -16,7 +16,7 @@
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
 
-/// What the layers' forward() leaves of the rows of a step besides their output: all layers in the same memory.
+/// Memory for the layers' forward() in a step, besides their output. All layers share it.
 template <class Device, class X>
 class RowsMemory {
 public:
@@ -34,7 +34,7 @@ public:
         }
     }
 
-    /// For layer l; the output is where the model has it.
+    /// The state for layer l, with the model's outputs.
     LayerState<X> state(const GPT<Device, X>& gpt, int l) const {
         LayerState<X> state = states_[l];
         const LayerState<X>& of_model = gpt.layers[l].attention;
@@ -51,12 +51,12 @@ template <class Device, class X>
 struct InferenceMechanism {
     virtual ~InferenceMechanism() = default;
 
-    /// Takes what it needs besides KV caches: once from nothing and once from the memory.
+    /// Takes memory besides KV caches. Called twice: to count the bytes, and to assign them.
     virtual void lay_out(BumpAllocator& /*memory*/) {}
-    /// Nothing has been read. The memory is there.
+    /// Resets the counts. Precondition: the memory is assigned.
     virtual void start(Device) {}
 
-    /// Computes out and lse of a prompt; false if it leaves that to the layer.
+    /// Computes out and lse of a prompt; false leaves both to the layer.
     virtual bool read_prompt(Device, const AttentionForward<X>&) { return false; }
 
     /// The cache of a layer; null: the layer's own.
@@ -66,7 +66,7 @@ struct InferenceMechanism {
     virtual InferenceCount read(Device) const = 0;
 };
 
-/// A model that continues a batch of texts. Each text has a place of its own, which is free for the next one when it has ended.
+/// A model that continues a batch of texts. Each text has a place, which is free for another text when it ends.
 template <class Device, class X>
 class Decoder {
 public:
@@ -83,7 +83,7 @@ public:
         for (const auto& cache : caches_) bytes += cache->bytes();
         return bytes;
     }
-    /// Besides these.
+    /// Bytes besides the KV caches.
     size_t row_bytes() const { return memory_.bytes() + feed_.bytes(); }
 
     void allocate() {
@@ -94,7 +94,7 @@ public:
         if (mechanism_) mechanism_->start(device_);
     }
 
-    /// Prefill: begins a text in `place`, in place of the one before. Precondition: `ids` is not empty. Returns the logits (V) of the next
+    /// Prefill: begins a text in `place`, replacing the previous one. Precondition: `ids` is not empty. Returns the logits (V) of the next
     /// token, valid until the next call.
     const Wide<X>* begin(int place, const std::vector<int32_t>& ids) {
         if (caches_.empty() || ids.size() > size_t(gpt_.T)) return whole_pass(ids, logits_.data());
@@ -108,7 +108,7 @@ public:
     /// the next tokens, valid until the next call.
     const Wide<X>* next(const std::vector<PlacedText>& texts) {
         std::vector<PlacedText> rows;
-        std::vector<int> index;   // in `texts`
+        std::vector<int> index;   // indices in `texts`
         for (size_t n = 0; n < texts.size(); n++)
             if (caches_.empty() || texts[n].ids->size() > size_t(gpt_.T)) whole_pass(*texts[n].ids, &logits_[n * vocabulary()]);
             else rows.push_back(texts[n]), index.push_back(int(n));
@@ -143,20 +143,20 @@ private:
         if (mechanism_) mechanism_->lay_out(memory_);
     }
 
-    /// Logits (rows, V) in the host's memory, valid until the next pass.
+    /// Logits (rows, V) in host memory, valid until the next pass.
     const X* on_host(const X* logits, int rows) {
         if constexpr (std::is_same_v<Device, CPU>) return logits;
         on_host_.resize(size_t(rows) * vocabulary());
         to_host(device_, on_host_.data(), logits, on_host_.size());
         return on_host_.data();
     }
-    /// to (V) = a row of them.
+    /// Widens a row of logits to `to` (V).
     const Wide<X>* widen(const X* row, Wide<X>* to) const {
         std::transform(row, row + vocabulary(), to, widened<X>);
         return to;
     }
 
-    /// The last gpt.T tokens of a text, without a cache.
+    /// A pass over the last gpt.T tokens of a text, without a cache.
     const Wide<X>* whole_pass(const std::vector<int32_t>& ids, Wide<X>* to) {
         const int T = int(std::min<size_t>(ids.size(), gpt_.T));
         gpt_forward(device_, gpt_, feed_.put(device_, ids.data() + ids.size() - T, nullptr, 1, T));
@@ -171,7 +171,7 @@ private:
         caches_[l]->prefill(device_, place, in, gpt_.weights, state);
     }
 
-    /// Logits (texts, V) on the device: one pass over the last tokens of the texts, on a GPU a graph for each number of them.
+    /// Logits (texts, V) on the device, from one pass over the texts' last tokens; on a GPU one graph per number of texts.
     const X* pass_over_rows(const std::vector<PlacedText>& texts) {
         const int rows = int(texts.size());
         std::vector<int32_t> numbers(4 * size_t(places_));   // tokens, places, positions and origins

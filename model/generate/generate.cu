@@ -37,7 +37,7 @@ static void add_sampling_options(CLI::App& app, Options& o) {
     app.add_option("--tokens", o.tokens, "maximum number of tokens to generate; an end-of-text token ends a text earlier")
         ->transform(whole_number_from(1, 1 << 30));
     app.add_option("--temperature", o.sampling.temperature,
-                   "divisor of the logits; 0 always takes the most likely token. Values of generation_config.json precede the defaults "
+                   "divisor of the logits; 0 always takes the most likely token. Values of generation_config.json override the defaults "
                    "of --temperature, --top-k and --top-p")
         ->check(number_from(0, 1e6));
     app.add_option("--top-k", o.sampling.top_k, "number of most likely tokens to sample from; 0: all")
@@ -105,7 +105,7 @@ static void append_ids(const std::string& list, std::vector<int64_t>& ids) {
     }
 }
 
-/// Exit::usage unless an inference-time mechanism supports the checkpoint and the text; `positions` is how many tokens the model
+/// Exit::usage unless an inference-only mechanism supports the checkpoint and the text. `positions`: number of tokens that the model
 /// will read.
 static void require_plain_attention(const Options& o, const Config& config, size_t positions) {
     if (o.inference.how.attention == InferenceAttention::trained) return;
@@ -131,7 +131,7 @@ static void change_settings(Config& config, const Options& o) {
         found->second = std::strtod(one.c_str() + equals + 1, &end);
         if (*end || end == one.c_str() + equals + 1 || !std::isfinite(found->second))
             fail(Exit::usage, "--set ", one, ": the value must be a number");
-        for (LayerAttention& layer : config.layers)   // in place of what single layers have
+        for (LayerAttention& layer : config.layers)   // overrides the layers' own values
             if (layer.variant == config.variant) layer.settings.erase(found->first);
     }
 }
@@ -144,10 +144,10 @@ static const Variant& variant_of_checkpoint(const Config& config, const std::str
     }
 }
 
-/// What the layers of a checkpoint of `own` may be; completes its settings.
+/// The variants that layers of a checkpoint of `own` may have; completes its settings.
 static Variants complete(Config& config, const Variant& own, const std::string& checkpoint) {
     Variants variants(own, all_variants());
-    variants.others.push_back(&on_cpu::causal);   // a program of one variant has it, too
+    variants.others.push_back(&on_cpu::causal);   // every program has causal
     require_known_settings(config, variants, checkpoint + "/config.json");
     try {
         complete_layers(config, variants);
@@ -157,7 +157,7 @@ static Variants complete(Config& config, const Variant& own, const std::string& 
     return variants;
 }
 
-/// Writes on the device and with the weights that the options select.
+/// Generates on the device and with the weights that the options select.
 static void write(const Variants& variants, const Options& o, const WritingJob& job) {
     if (o.device != "cpu" && write_on_gpu(job, o.device, o.weights)) return;
     const Stored stored = o.weights == "bf16" ? Stored::as_bf16 : Stored::as_computed;
@@ -166,9 +166,9 @@ static void write(const Variants& variants, const Options& o, const WritingJob& 
     });
 }
 
-/// --threads 0: a thread for every four million parameters, as far as there are processors. A step reads these in less than a
-/// millisecond; what is shorter gains little from a second processor, and waits for it where that one is busy.
-static void use_enough_threads(const Options& o, const Variants& variants, const Config& config) {
+/// --threads 0: one thread per four million parameters, up to the number of processors. A step reads four million in less than a
+/// millisecond. Shorter steps gain little from a second processor, and wait for it while it is busy.
+static void set_threads(const Options& o, const Variants& variants, const Config& config) {
     const int most = use_threads(o.threads, 1);
     const size_t enough = Qwen(variants, config).tensors.parameters() / 4'000'000;
     if (o.threads == 0) use_threads(int(std::clamp<size_t>(enough, 1, size_t(most))), 1);
@@ -214,7 +214,7 @@ static void run(const Options& o) {
                                       ids.empty() ? "--prompt" : "--prompt-ids"));
     else prompts = read_prompts(o.prompts, tokenizer.get(), config.V, config.max_positions);
     for (const Prompt& prompt : prompts) require_plain_attention(o, config, prompt.ids.size() + size_t(o.tokens) - 1);
-    use_enough_threads(o, variants, config);
+    set_threads(o, variants, config);
     catch_stop_signals(SECONDS_TO_STOP);
     const Tokenizer* const shows = o.print_ids ? nullptr : tokenizer.get();
     std::unique_ptr<TextOutput> output;
@@ -243,6 +243,6 @@ int main(int argc, char** argv) {
         Options options;
         if (!parse(argc, argv, options)) return;
         run(options);
-        if (options.dry_run) require_printed();   // nothing else has come of it
+        if (options.dry_run) require_printed();   // the plan is the only output
     });
 }

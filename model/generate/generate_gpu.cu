@@ -13,7 +13,7 @@ bool write_on_gpu(const WritingJob& job, const std::string& device, const std::s
     const OpenGpu gpu(0, job.dry_run);
     if (may_not) std::fprintf(stderr, "note: using the GPU: %s\n", describe(gpu.device(), 0).c_str());
     Variants variants(named(job.config.variant, all_variants_on_gpu()), all_variants_on_gpu());
-    variants.others.push_back(&on_gpu::causal);   // a program of one variant has it, too
+    variants.others.push_back(&on_gpu::causal);   // every program has causal
     const auto write = [&]<class X>(X) {
         write_prompts<GPU, X>(gpu.device(), variants, job, Stored::as_computed, [&](GPT<GPU, X>& gpt, int places) {
             return Decoder<GPU, X>(gpu.device(), gpt, places, mechanism_of(job.inference, gpt, places));

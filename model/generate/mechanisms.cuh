@@ -1,14 +1,14 @@
-// The mechanisms for inference (attention/inference/) as Decoder reads by them. A file of its own, so that trainers, whose samples are by
-// the layers' own attention, need not compile them. A unit has those of one device: nvcc does not survive what only the CPU has.
+// A Decoder's inference-only mechanisms (attention/inference/). They have a file of their own because trainers, which sample with the
+// layers' own attention, need not compile them. A unit has the mechanisms of one device: nvcc cannot compile the CPU's.
 #pragma once
 #include <optional>
 
 #include "model/generate/decode.cuh"
 
-/// Prompts are dense, and what is written behind them reads by PSA.
+/// Dense prefill, decode by PSA.
 template <class Device, class X>
 class Psa;
-/// Prompts are read by AdaSpa, and what is written behind them is dense.
+/// Prefill by AdaSpa, dense decode.
 template <class Device, class X>
 class AdaSpa;
 /// A causal layer that decodes by PSA.
@@ -19,7 +19,7 @@ class PsaCache;
 #include "attention/inference/adaspa_gpu.cuh"
 #include "attention/inference/psa_rows.cuh"
 
-/// `step` is the mechanism's and shared by all layers.
+/// `step` belongs to the mechanism; all layers share it.
 template <class X>
 class PsaCache<GPU, X> final : public CacheInBlock<GPU, X> {
 public:
@@ -56,7 +56,9 @@ public:
 
     void lay_out(BumpAllocator& memory) override { step_ = PsaStep::take(memory, how_, room_); }
     void start(GPU device) override { to_device(device, step_.counts, std::vector<PsaCount>(counts()).data(), counts()); }
-    std::unique_ptr<LayerCache<GPU, X>> make_cache(const CacheRoom& room) override { return std::make_unique<PsaCache<GPU, X>>(how_, room, step_); }
+    std::unique_ptr<LayerCache<GPU, X>> make_cache(const CacheRoom& room) override {
+        return std::make_unique<PsaCache<GPU, X>>(how_, room, step_);
+    }
     InferenceCount read(GPU device) const override {
         std::vector<PsaCount> of_rows(counts());
         to_host(device, of_rows.data(), step_.counts, of_rows.size());

@@ -10,7 +10,7 @@
 void StreamedText::add(const Text& text) {
     const int32_t token = text.ids.back();
     const bool first = text.written() == 1;
-    if (first && tokenizer_) stream_.add(prompt_);   // not before the checkpoint is known to be sound
+    if (first && tokenizer_) stream_.add(prompt_);   // only now is the checkpoint known to be undamaged
     if (!first && !tokenizer_) stream_.add(" ");
     stream_.add(tokenizer_ ? tokenizer_->decode({&token, 1}) : std::to_string(token));
 }
@@ -20,7 +20,7 @@ void StreamedText::finish() {
     stream_.add("\n");
 }
 
-/// Leaves in it what it has.
+/// Keeps the file's content.
 static Descriptor open_to_write(const std::string& path) {
     Descriptor file(retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be written: ", last_os_error());
@@ -34,13 +34,13 @@ TextLines::TextLines(const std::string& path, const std::vector<Prompt>& prompts
 
 void TextLines::write(const std::string& line) {
     const std::string text = line + "\n";
-    const auto cut = [&] { return file_.is_open() && retried([&] { return ftruncate(file_.get(), off_t(whole_)); }) == 0; };   // false: no file
+    const auto cut = [&] { return file_.is_open() && retried([&] { return ftruncate(file_.get(), off_t(whole_)); }) == 0; };
     if (whole_ == 0) cut();
     const bool good = file_.is_open() ? write_all(file_.get(), text.data(), text.size())
                                       : std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
     if (!good) {
         const std::string why = last_os_error();
-        fail(Exit::data, path_, ": cannot be written: ", why, cut() ? "; the lines before are whole" : "");
+        fail(Exit::data, path_, ": cannot be written: ", why, cut() ? "; earlier lines are complete" : "");
     }
     whole_ += text.size();
 }
@@ -62,7 +62,7 @@ void TextLines::end(const Text& text, TextEnd end) {
 
 void TextLines::finish() {
     const bool synced = !file_.is_open() || retried([&] { return fsync(file_.get()); }) == 0 || errno == EINVAL;   // EINVAL: a pipe
-    if (!synced) fail(Exit::data, path_, ": cannot be forced to the disk: ", last_os_error());
+    if (!synced) fail(Exit::data, path_, ": cannot be synced to disk: ", last_os_error());
     if (shows_progress_) std::fprintf(stderr, "\r\033[K");
 }
 

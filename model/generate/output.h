@@ -13,18 +13,18 @@
 class TextOutput {
 public:
     virtual ~TextOutput() = default;
-    /// The last token of text.ids is new.
+    /// Outputs the last token of text.ids, which is new.
     virtual void add(const Text& text) = 0;
-    /// No more will follow.
+    /// Ends a text.
     virtual void end(const Text& text, TextEnd end) = 0;
-    /// After all texts that were begun.
+    /// Called once, after all texts.
     virtual void finish() = 0;
 };
 
-/// stdout: a prompt and its text, or ids on one line, as they are written.
+/// A prompt and its text on stdout, or ids on one line, token by token.
 class StreamedText final : public TextOutput {
 public:
-    /// Without a tokenizer: ids, and no prompt.
+    /// Without a tokenizer, ids are written and no prompt.
     StreamedText(const Tokenizer* tokenizer, std::string prompt) : tokenizer_(tokenizer), prompt_(std::move(prompt)), stream_(stdout) {}
 
     void add(const Text& text) override;
@@ -37,9 +37,9 @@ private:
     TextStream stream_;
 };
 
-/// line_with_text() for each prompt, in the prompts' order: a file, or stdout. How far it has come on stderr, if that is a terminal and
-/// the lines do not go there. What the file had before is there until the first line is; a line that the disk has no room for leaves
-/// nothing of itself behind.
+/// Writes line_with_text() for each prompt, in the prompts' order, to a file or stdout. Progress goes to stderr if that is a terminal and
+/// the lines go elsewhere. The file keeps its previous content until the first line is complete. If the disk is full, a partial line is
+/// removed.
 class TextLines final : public TextOutput {
 public:
     /// `path` empty: stdout. Exit::data if the file cannot be written. At most `most_tokens` are written for each prompt.
@@ -59,10 +59,10 @@ private:
     const Tokenizer* tokenizer_;
     int most_tokens_;
     bool shows_progress_;
-    std::map<size_t, std::string> waiting_;   // lines of texts that ended before one of an earlier prompt
+    std::map<size_t, std::string> waiting_;   // lines of texts that ended before an earlier prompt's
     size_t next_ = 0;                         // the first prompt whose line has not been written
     size_t whole_ = 0;                        // bytes of the lines so far
     size_t ended_ = 0, tokens_ = 0;           // texts that have ended; tokens of all
-    double shown_ = 0;                        // when progress was, in seconds
+    double shown_ = 0;                        // time of the last progress line, in seconds
     Stopwatch clock_;
 };

@@ -69,7 +69,7 @@ std::vector<Prompt> read_prompts(const std::string& path, const Tokenizer* token
 
 std::string line_with_text(const Prompt& prompt, const std::vector<int32_t>& written_ids, const Tokenizer* tokenizer, TextEnd end) {
     json object = parse_json(prompt.line);
-    for (const char* of_before : {"text", "ids", "stopped"}) object.erase(of_before);   // where an --out is given as --prompts
+    for (const char* of_before : {"text", "ids", "stopped"}) object.erase(of_before);   // if the file is another run's --out
     if (tokenizer) object["text"] = replace_invalid_utf8(tokenizer->decode(written_ids));
     else object["ids"] = written_ids;
     object["tokens"] = written_ids.size(), object["ended"] = end == TextEnd::end_of_text;

@@ -11,7 +11,7 @@ void sample_text(Device device, GPT<Device, X>& gpt, std::vector<int32_t>& ids, 
     for (int n = 0; n < count && !stop_requested(); n++) {
         if (n > 0) logits = decoder.next({{0, &ids}});
         const int32_t token = sample_token(logits, decoder.vocabulary(), how, n);
-        if (token == NO_TOKEN) return;   // what has become of the weights is for the next step to tell
+        if (token == NO_TOKEN) return;   // the next step reports damaged weights
         ids.push_back(token);
     }
 }

@@ -36,15 +36,15 @@ int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint6
     std::iota(kept.begin(), kept.end(), 0);
     const auto likelier = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
     int in_order = 0;   // tokens at the front of `kept` that are the likeliest, in order
-    const auto put_in_order = [&](int count) {
+    const auto sort_front = [&](int count) {
         const int all = int(kept.size());
-        if (count > all / 8) count = all;   // parts that grow take longer
+        if (count > all / 8) count = all;   // one full sort is faster than a growing part
         if (count < all) std::nth_element(kept.begin() + in_order, kept.begin() + count - 1, kept.end(), likelier);
         std::sort(kept.begin() + in_order, kept.begin() + count, likelier);
         in_order = count;
     };
     if (how.top_k > 0 && how.top_k < vocabulary) {
-        put_in_order(how.top_k);
+        sort_front(how.top_k);
         kept.resize(how.top_k);
     }
     std::vector<double> weight(kept.size());
@@ -59,7 +59,7 @@ int32_t sample_token(const X* logits, int vocabulary, const Sampling& how, uint6
         int count = 0;
         for (mass = 0; count < int(kept.size()) && (count == 0 || mass < enough); mass += weight[count++])
             if (count == in_order) {
-                put_in_order(std::min(int(kept.size()), std::max(64, 4 * count)));
+                sort_front(std::min(int(kept.size()), std::max(64, 4 * count)));
                 weigh(count, in_order);
             }
         kept.resize(count);

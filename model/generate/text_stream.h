@@ -1,4 +1,4 @@
-// Text that appears while it is written.
+// Output of a text while it is generated.
 #pragma once
 #include <cstdio>
 #include <string>
@@ -20,8 +20,8 @@ inline size_t unfinished_suffix(std::string_view text) {
     return 0;
 }
 
-/// Writes the pieces of a text as they come, but no part of a character; what does not become one is replaced by U+FFFD. In all the
-/// same bytes as replace_invalid_utf8() of the whole text.
+/// Writes the pieces of a text as they come, but only whole characters; invalid bytes become U+FFFD. The output equals
+/// replace_invalid_utf8() of the whole text.
 class TextStream {
 public:
     explicit TextStream(std::FILE* to) : to_(to) {}
@@ -30,7 +30,7 @@ public:
         held_ += piece;
         write(held_.size() - unfinished_suffix(held_));
     }
-    /// The text ends here.
+    /// Ends the text.
     void finish() { write(held_.size()); }
 
 private:

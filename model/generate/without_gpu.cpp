@@ -1,4 +1,4 @@
-// ./generate without a GPU half. A program that has one is linked with generate_gpu.cu, which then takes the place of this.
+// ./generate without a GPU half. Programs with one are linked with generate_gpu.cu instead.
 #include "model/generate/write_prompts.cuh"
 
 bool write_on_gpu(const WritingJob&, const std::string& device, const std::string&) {

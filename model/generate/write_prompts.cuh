@@ -1,4 +1,4 @@
-// What ./generate does once its options are known, the same on every device: a model with a checkpoint's weights writes behind prompts.
+// Generation for ./generate, the same on every device: loads a checkpoint and continues prompts.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -30,20 +30,20 @@ struct WritingJob {
     JsonLines* log;                   // of --log; null without it
 };
 
-/// The whole of it on a GPU, `weights` in "fp32", "bf16" or "auto". False if `device` is "auto" and this is for the CPU; Exit::usage if it
-/// is "cuda" and there is no GPU, or no GPU half in the program (without_gpu.cpp).
+/// Generates on a GPU, with `weights` "fp32", "bf16" or "auto". False if `device` is "auto" and the CPU is used; Exit::usage if it is
+/// "cuda" and there is no GPU, or no GPU half in the program (without_gpu.cpp).
 bool write_on_gpu(const WritingJob& job, const std::string& device, const std::string& weights);
 
 /// Prints the times on stderr, because stdout is for the text.
 inline void print_times(const WritingTimes& times, size_t kept_bytes) {
     const auto rate = [](size_t tokens, double seconds) { return text("%.1f tokens/s", double(tokens) / seconds); };
-    std::string line = times.texts == 1 ? text("prompt: %zu tokens, the first written after %.3f s", times.prompt_tokens, times.reading)
-                                        : text("%zu prompts: %zu tokens, read in %.3f s", times.texts, times.prompt_tokens, times.reading);
+    std::string line = times.texts == 1 ? text("prefill: %zu tokens, first new token after %.3f s", times.prompt_tokens, times.reading)
+                                        : text("prefill: %zu prompts, %zu tokens, %.3f s", times.texts, times.prompt_tokens, times.reading);
     line += " (" + rate(times.prompt_tokens, times.reading) + "); ";
     if (const size_t later = times.later_tokens())
-        line += text("%zu more in %.3f s, %s; ", later, times.writing, rate(later, times.writing).c_str());
-    line += kept_bytes ? "kept of the text: " + human_bytes(double(kept_bytes))
-                       : "nothing is kept of the text: each token took a pass over all of it";
+        line += text("decode: %zu tokens in %.3f s (%s); ", later, times.writing, rate(later, times.writing).c_str());
+    line += kept_bytes ? "KV cache: " + human_bytes(double(kept_bytes))
+                       : "no KV cache: each token took a pass over the whole text";
     std::fprintf(stderr, "%s\n", line.c_str());
 }
 
@@ -81,8 +81,8 @@ void write_prompts(Device device, const Variants& variants, const WritingJob& jo
     const int places = std::min({job.batch, int(job.prompts.size()), gpt.T});
     auto decoder = make_decoder(gpt, places);
     std::vector<MemoryUse> plan = gpt.memory_plan();
-    plan.push_back({"kept of the text", decoder.cache_bytes()});
-    if (const size_t bytes = decoder.row_bytes()) plan.push_back({"tokens and rows of a step", bytes});
+    plan.push_back({"KV cache", decoder.cache_bytes()});
+    if (const size_t bytes = decoder.row_bytes()) plan.push_back({"rows of a decode step", bytes});
     add_overheads(device, plan, 0, false);
     if (job.dry_run) return print_memory(plan);
     require_memory_for_texts(device, plan, places, gpt.T);
@@ -121,7 +121,7 @@ void write_prompts(Device device, const Variants& variants, const WritingJob& jo
                      {"machine", describe(device, omp_get_max_threads())},
                      {"weights", sizeof(X) == 2 || stored == Stored::as_bf16 ? "bf16" : "fp32"}},
                     times, decoder.cache_bytes(), decoder.read());
-    const std::string read = described(decoder.read(), job.inference.psa.bound);
+    const std::string read = describe(decoder.read(), job.inference.psa.bound);
     if (!read.empty()) std::fprintf(stderr, "%s\n", read.c_str());
     if (done == job.prompts.size()) return;
     if (job.prompts.size() == 1) fail(Exit::signal, "stopped by a signal after ", times.tokens, " of ", job.tokens, " tokens");

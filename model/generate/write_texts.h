@@ -11,7 +11,7 @@
 /// A prompt and its new tokens.
 struct Text {
     size_t number = 0;          // the caller's number of the text
-    std::vector<int32_t> ids;   // of the prompt, then the text's
+    std::vector<int32_t> ids;   // the prompt's, then the new ones
     size_t prompt = 0;          // tokens of the prompt
     Sampling sampling;
     size_t written() const { return ids.size() - prompt; }
@@ -38,7 +38,7 @@ WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
     WritingTimes times;
     Stopwatch clock;
     std::vector<Text> texts(decoder.places());
-    std::vector<int> free, places;   // places without a text, and those of the texts that go on
+    std::vector<int> free, places;   // places without a text; places of texts in progress
     for (int place = decoder.places() - 1; place >= 0; place--) free.push_back(place);
 
     const auto sampled = [&](int place, const auto* logits) {
@@ -53,7 +53,7 @@ WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
         times.tokens++;
         seconds += clock.lap();
         const bool goes_on = wrote(text);
-        clock.lap();   // the time of the reader does not count
+        clock.lap();   // excludes the time of wrote()
         return goes_on;
     };
     bool more = true;
@@ -64,7 +64,8 @@ WritingTimes write_texts(Decoder& decoder, Begin begin, Wrote wrote) {
             if (!(more = begin(texts[place]))) break;
             clock.lap();
             times.texts++, times.prompt_tokens += texts[place].prompt;
-            if (add_token(place, sampled(place, decoder.begin(place, texts[place].ids)), times.reading)) free.pop_back(), places.push_back(place);
+            if (add_token(place, sampled(place, decoder.begin(place, texts[place].ids)), times.reading))
+                free.pop_back(), places.push_back(place);
         }
         if (places.empty()) return times;
         std::vector<PlacedText> rows;

@@ -27,7 +27,7 @@ struct Schedule {
     double peak = 0, min_frac = 0;
     int64_t warmup = 0, cooldown = 0, steps = 0;   // cooldown: last steps, of wsd
 
-    /// Of step k, from 0.
+    /// The rate of step k, counted from 0.
     double rate(int64_t k) const {
         if (k < warmup) return peak * double(k + 1) / double(warmup);
         const int64_t begin = form == Form::wsd ? steps - cooldown : warmup;

@@ -17,7 +17,7 @@ constexpr uint64_t checksum_term(const X& x, size_t i) {
     return uint64_t(std::bit_cast<BitsOf<X>>(x)) * (2 * uint64_t(i) + 1);
 }
 
-/// Elements [begin, end) of a stored array, of which the first is element `number` of the array that the sums are of.
+/// Elements [begin, end) of a stored array. The first is element `number` of the summed array.
 struct Piece {
     size_t begin, end;
     size_t number = begin;
@@ -88,7 +88,8 @@ public:
     std::vector<uint64_t> of(GPU device, const X* x) const {
         std::vector<uint64_t> sums(count_);
         if (count_ == 0) return sums;
-        launch(device, checksum_kernel<X>, Grid(unsigned(count_)), CHECKSUM_THREADS, CHECKSUM_THREADS * sizeof(uint64_t), sums_, x, pieces_);
+        launch(device, checksum_kernel<X>, Grid(unsigned(count_)), CHECKSUM_THREADS, CHECKSUM_THREADS * sizeof(uint64_t), sums_, x,
+               pieces_);
         to_host(device, sums.data(), sums_, count_);
         return sums;
     }

@@ -38,10 +38,10 @@ struct Workspace {
 };
 }   // namespace muon
 
-/// What Muon needs besides the flat buffers; without matrices in other models.
+/// Muon's state besides the flat buffers, empty in models without its matrices.
 template <class X>
 struct Muon {
-    std::vector<MuonMatrix> matrices;             // of which this shard owns a part
+    std::vector<MuonMatrix> matrices;             // matrices of which this shard owns a part
     UpdateRange* ranges = nullptr;                // (range_count) in device memory, muon_ranges()
     int range_count = 0;
     std::vector<muon::Workspace<X>> workspaces;   // each for the largest matrix; one on a GPU, one per thread on the CPU

@@ -40,7 +40,7 @@ N multiply_add(N a, N b, N c) {
 }
 #endif
 
-/// Reading of a matrix of W by a model of X: in units of 32 bytes, widened to `registers` registers. Element n of a unit is in register
+/// Loads a matrix of W for a model of X, in units of 32 bytes, widened to `registers` registers. Element n of a unit is in register
 /// n % registers.
 template <class X, class W>
 struct MatrixUnit {

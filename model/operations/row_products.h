@@ -1,6 +1,6 @@
 // A few rows times a matrix, as in every linear layer during decode. The cost is reading the matrix, once for all rows; a library would
-// first pack it for reuse by many rows. The sum of a row and an output is taken in the same order in every batch, so that texts decoded
-// together have the same bits as each alone.
+// first pack it for reuse by many rows. A row's sums have the same order in every batch, so that texts decoded together have the same
+// bits as each alone.
 #pragma once
 #include "model/base/bf16.h"
 

@@ -41,7 +41,7 @@ void print_training(const Run<Device, X>& run, int threads) {
         {{"device", describe(run.device, threads)},
          {"precision", GPT<Device, X>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
          {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
-         {"learning rate", described(data.schedule)},
+         {"learning rate", describe(data.schedule)},
          {"optimiser", o.optimizer == "muon" ? "Muon for the layers' matrices, AdamW for the rest" : "AdamW"},
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
          {"gradient clip", text("%g", a.grad_clip)},
@@ -53,7 +53,7 @@ void print_training(const Run<Device, X>& run, int threads) {
 
 /// Prints the tables at the start.
 template <class Device, class X>
-void print_set_up(Run<Device, X>& run, int threads) {
+void print_setup(Run<Device, X>& run, int threads) {
     print_tensors(run.gpt.net.tensors);
     print_table("model", model_rows(run.gpt.net, run.flops));
     if (!run.gpt.net.config.layers.empty()) print_table("each layer of a kind", kind_rows(run.gpt));
@@ -94,7 +94,7 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
         return state;
     }
     const std::string folder = origin.folder()->string();
-    if (origin.resume_from && !prints)   // rank 0 verified them when it chose, and ranks may have folders of their own
+    if (origin.resume_from && !prints)   // rank 0 has verified its files already; ranks may have their own folders
         for (const std::filesystem::path& name : {moments_file(folder).filename(), std::filesystem::path("trainer_state.json")})
             verify_file(folder, name);
     const LoadReport report = load_weights(folder, list, o.seed, whole.data());
@@ -163,7 +163,7 @@ void require_same_data(const Run<Device, X>& run, const Origin& origin) {
              " tokens; resume with the same --seq-len and tokens per step (--total-batch-tokens, or --batch-size x --seq-len x ranks)");
     if (!describes_data(state.train_data, *run.data.train, run.o.shuffle))
         fail(Exit::usage, run.data.train->name(), ": differs from the training data of ", origin.resume_from->string(),
-             ", or from its order (", described_data(*run.data.train, run.o.shuffle), ", not ",
+             ", or from its order (", describe_data(*run.data.train, run.o.shuffle), ", not ",
              state.train_data, "); give --train-data and --shuffle as before, or start from the checkpoint with --model and "
              "another --out");
 }
@@ -177,7 +177,7 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     const int64_t resumed = origin.resume_from && is_of_run(*origin.resume_from, out) ? run.state.step : -1;
     if (const int later = set_later_ones_aside(out, resumed))   // at once: after an early end, --resume would continue from them
         std::cout << "note: " << out << ": moved " << later << (later > 1 ? " checkpoints" : " checkpoint")
-                  << " into superseded/, which --resume passes over" << std::endl;
+                  << " into superseded/, which --resume ignores" << std::endl;
     remove_leftovers(out);   // afterwards: checkpoints set aside earlier may have to be moved back first
     const std::string options = out + "/options.toml";
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
@@ -213,14 +213,14 @@ void begin(Run<Device, X>& run, const Origin& origin) {
     run.validation.loss = run.state.last_val_loss;
     run.first_step = run.state.step + 1;
     require_same_data(run, origin);
-    run.state.train_data = described_data(*run.data.train, run.o.shuffle);
+    run.state.train_data = describe_data(*run.data.train, run.o.shuffle);
     run.ceiling = measure_matmul(run.device) * run.ranks.size();
     const std::string folder = origin.folder() ? origin.folder()->string() : "";
     ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run
     if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt), run.replicas->remember_update(run.device);
     if (run.ranks.size() > 1 && (run.replicas || run.gpt.net.tensors.has(Role::muon))) find_unlike_ranks(run);
     run.ranks.at("opening the output folder", run.state.step);
-    run.ranks.barrier();   // all have read what may be renamed now
+    run.ranks.barrier();   // all ranks have read the files that may be renamed now
     run.ranks.first_does("opening the output folder", run.state.step, [&] {
         open_output(run, origin);
         log_config(run, changes.empty() ? std::vector<JsonLines::Field>() : std::vector<JsonLines::Field>{{"changed", changes}});

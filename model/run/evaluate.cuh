@@ -44,19 +44,19 @@ std::optional<Validation> validate(Run<Device, X>& run, const TokenStream& val, 
         for (int b = 0; b < here; b++) by_position.add_row(&losses[size_t(b) * T], &targets[size_t(b) * T]);
         for (int n = 0; run.data.tokenizer && n < here * T; n++)
             if (targets[n] >= 0) bytes += run.data.tokenizer->bytes(targets[n]);   // unmasked targets only
-        run.progress.passing(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
+        run.progress.show_status(text("validating: %lld of %lld rows", static_cast<long long>(row), static_cast<long long>(rows)));
     }
     bytes = run.ranks.sum(bytes);
     by_position.sum_over(run.ranks);
     if (run.ranks.any(stop_requested())) return std::nullopt;
     if (by_position.targets() == 0)
         fail(Exit::data, val.name(), ": the loss mask hides every target of the first ", rows, " rows of ", T,
-             " tokens; raise --val-batches or take other shards");
+             " tokens; raise --val-batches or give other shards");
     const double loss = by_position.loss();
     return Validation{loss, bytes > 0 ? loss * by_position.targets() / std::log(2.0) / bytes : NAN};
 }
 
-inline std::string described(const Validation& v, int digits = 4) {
+inline std::string describe(const Validation& v, int digits = 4) {
     return text("loss %.*f, perplexity %.2f, %.4f bits per byte", digits, v.loss, std::exp(v.loss), v.bits_per_byte);
 }
 
@@ -73,7 +73,7 @@ bool validate(Run<Device, X>& run, LossByPosition& by_position) {
         by_position.add(own);
         mean.loss += source.share * found->loss, mean.bits_per_byte += source.share * found->bits_per_byte;
         if (sources.size() == 1) continue;
-        run.progress.print("validation on " + source.stream.name() + ": " + described(*found));
+        run.progress.print("validation on " + source.stream.name() + ": " + describe(*found));
         run.log.write({{"event", "source_validation"}, {"step", run.state.step}, {"source", source.stream.name()},
                        {"source_loss", found->loss}, {"source_bpb", found->bits_per_byte}});
     }
@@ -93,17 +93,17 @@ void validate_and_report(Run<Device, X>& run) {
     LossByPosition all(run.o.seq_len, 1);
     if (!validate(run, all)) return;
     run.progress.print(
-        text("validation after step %lld: %s", static_cast<long long>(run.state.step), described(run.validation).c_str()));
+        text("validation after step %lld: %s", static_cast<long long>(run.state.step), describe(run.validation).c_str()));
     log_validation(run);
 }
 
-/// Prints the pairs that --attention has read of the rows or items `of`, on all ranks; nothing without it. Every rank must call it.
+/// Prints which pairs --attention has read of the rows or items `of`, on all ranks; nothing without --attention. Every rank must call it.
 template <class Device, class X>
 void report_read(Run<Device, X>& run, const std::string& of) {
     if (!run.reader) return;
     InferenceCount read;
     for (const InferenceCount& one : run.ranks.gathered(std::exchange(run.read, {}))) read.add(one);
-    run.progress.print(of + ": " + described(read, run.o.inference.how.psa.bound));
+    run.progress.print(of + ": " + describe(read, run.o.inference.how.psa.bound));
     run.log.write({{"event", "sparse_reading"},
                    {"step", run.state.step},
                    {"attention", run.o.inference.attention},
@@ -199,16 +199,16 @@ std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& ta
         run.ranks.at("evaluating", run.state.step);
         const std::vector<double> sums = scores_of(run, batches[n], all);
         for (size_t i = 0; i < sums.size(); i++) found[batches[n].answers[i]] = float(sums[i]);
-        run.progress.passing(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
+        run.progress.show_status(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
     }
     run.ranks.sum(found.data(), found.size());
     return found;
 }
 
 /// The same answers in the same order, so that every item has one context and fits: an answer becomes an item of its own where
-/// contexts differ or the item is too large. Only items with one context can be read as a prompt and what continues it.
+/// contexts differ or the item is too large. Only items with one context can be read as a prompt and its continuation.
 template <class Device, class X>
-EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedContexts<Device, X>& shared) {
+EvaluationTask split_by_context(const EvaluationTask& task, const SharedContexts<Device, X>& shared) {
     EvaluationTask divided = task;
     divided.items.clear();
     for (const EvaluationItem& item : task.items) {
@@ -228,10 +228,10 @@ EvaluationTask with_one_context_each(const EvaluationTask& task, const SharedCon
 /// log_likelihoods() with the attention of --attention.
 template <class Device, class X>
 std::vector<float> log_likelihoods_for_evaluation(Run<Device, X>& run, const EvaluationTask& task) {
-    return log_likelihoods(run, run.reader ? with_one_context_each(task, *run.shared_contexts) : task);
+    return log_likelihoods(run, run.reader ? split_by_context(task, *run.shared_contexts) : task);
 }
 
-inline std::string described(const EvaluationScores& s) {
+inline std::string describe(const EvaluationScores& s) {
     auto share = [](const char* name, double accuracy, double error) {
         if (std::isnan(accuracy)) return std::string();
         const std::string known = text(", %s %.2f%%", name, 100 * accuracy);
@@ -278,7 +278,7 @@ bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::
         if (run.ranks.any(stop_requested())) return false;
         if (items) require_finite(task, found, weights);
         const EvaluationScores scores = score(task, found);
-        run.progress.print(text("%s: %s", task.name.c_str(), described(scores).c_str()));
+        run.progress.print(text("%s: %s", task.name.c_str(), describe(scores).c_str()));
         run.log.write(fields_of(task, scores, run.state.step));
         report_read(run, task.name);
         const float* of = found.data();
@@ -330,9 +330,9 @@ bool evaluate_validation(Run<Device, X>& run, const std::string& weights) {
     if (!std::isfinite(run.validation.loss))
         fail(Exit::not_finite, "the validation loss is not finite; the weights of ", weights, " are damaged");
     if (run.reader && run.reader->looks_ahead())
-        run.progress.print("warning: blocks are chosen by rows BEHIND those that read them: this validation loss is that of a prompt\n"
-                         "         which is known in advance, and cannot be compared with those of causal attention");
-    run.progress.print("validation: " + described(run.validation, 6));
+        run.progress.print("warning: the choice of blocks depends on LATER ROWS: this validation loss is for a prompt known in advance,\n"
+                         "         and cannot be compared with those of causal attention");
+    run.progress.print("validation: " + describe(run.validation, 6));
     log_validation(run);
     report_read(run, "validation");
     report_positions(run, by_position);

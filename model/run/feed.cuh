@@ -14,7 +14,7 @@ class BatchFeed;
 /// std::logic_error if a batch does not fit: it would overrun the model's activations too.
 inline void require_room(int B, int T, size_t tokens) {
     if (size_t(B) * T > tokens)
-        throw std::logic_error(std::to_string(B) + " x " + std::to_string(T) + " tokens are more than a feed's " +
+        throw std::logic_error(std::to_string(B) + " x " + std::to_string(T) + " tokens exceed a feed's " +
                                std::to_string(tokens));
 }
 
@@ -38,8 +38,8 @@ public:
         return sorted(B, T);
     }
 
-    /// Prefetches the micro-batch after that, if there is a device to compute meanwhile.
-    void read_on(CPU, Loader&, int /*B*/, int /*T*/) {}
+    /// Prefetches the next micro-batch, if a device computes meanwhile.
+    void prefetch(CPU, Loader&, int /*B*/, int /*T*/) {}
 
     /// Precondition: the batch fits (std::logic_error). Tokens (B, T) from the host, and targets (B, T) unless null, in which case
     /// the batch cannot be trained on. Valid until the next call.
@@ -116,8 +116,8 @@ public:
         return batch_of(now, B, T);
     }
 
-    /// Reads and copies the micro-batch after that. Precondition: all work on the current one has been launched; it overlaps.
-    void read_on(GPU, Loader& loader, int B, int T) {
+    /// Prefetches the next micro-batch. Precondition: all work on the current one has been launched, so that it overlaps.
+    void prefetch(GPU, Loader& loader, int B, int T) {
         read_ahead(loader, buffers_[current_], B, T);
         ahead_ = true;
     }

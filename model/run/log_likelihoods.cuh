@@ -59,8 +59,8 @@ AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
     return a;
 }
 
-/// gpt_forward() of texts that `reader` reads whole instead of the variant's attention, and what it has read. Precondition: a plain
-/// causal variant.
+/// gpt_forward() of texts, read whole by `reader` in place of the variant's attention. Returns its counts. Precondition: a plain causal
+/// variant.
 template <class X>
 InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gpt, const Batch& batch) {
     InferenceCount read;

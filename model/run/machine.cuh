@@ -14,7 +14,7 @@
 // ---- CPU
 
 inline constexpr size_t BLAS_BYTES = size_t(10) << 20;   // buffers of OpenBLAS and stacks of threads, as measured while training
-inline constexpr size_t MPI_BYTES = size_t(24) << 20;    // of every rank, measured likewise
+inline constexpr size_t MPI_BYTES = size_t(24) << 20;    // per rank, measured likewise
 
 /// Adds the memory used besides the model's plan; rank 0 needs `gathered` bytes to save sharded moments.
 inline void add_overheads(CPU, std::vector<MemoryUse>& plan, size_t gathered, bool launched) {

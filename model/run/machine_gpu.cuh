@@ -126,8 +126,8 @@ inline void require_same_gpus(Ranks& ranks) {
     std::string list;
     for (const auto& [kind, those] : who) list += (list.empty() ? "" : "; ") + ranks_named(those) + ": " + kind;
     ranks.fail_together(Exit::usage, "the ranks have different GPUs (" + list +
-                        "): every step would wait for the slowest, and they do not round alike. Start ranks on GPUs of one kind; "
-                        "CUDA_VISIBLE_DEVICES says which of a machine's are taken");
+                        "): every step would wait for the slowest, and they round differently. Start ranks on GPUs of one kind; "
+                        "CUDA_VISIBLE_DEVICES selects them on each machine");
 }
 
 /// The GPU's memory in bytes: total and in use.
@@ -141,7 +141,7 @@ inline CardMemory card_memory(GPU device) {
     return {total, total - free};
 }
 inline size_t available_memory(GPU device) { return card_memory(device).total; }
-/// In use at this time, by all programs on the card: a run allocates everything before its first step.
+/// Memory in use now, by all programs on the card: a run allocates everything before its first step.
 inline size_t peak_memory(GPU device) { return card_memory(device).used; }
 
 /// Number of ranks on this machine's most shared GPU.
@@ -182,7 +182,7 @@ inline double measure_matmul(GPU device) {
     const size_t n = size_t(side) * side;
     Arena<GPU> memory;
     bf16 *a = nullptr, *b = nullptr, *c = nullptr;
-    for (int pass = 0; pass < 2; pass++) {   // the first learns the size
+    for (int pass = 0; pass < 2; pass++) {   // the first pass counts the bytes
         a = memory.take<bf16>(n), b = memory.take<bf16>(n), c = memory.take<bf16>(n);
         if (pass == 0) memory.allocate();
     }

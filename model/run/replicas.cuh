@@ -12,10 +12,10 @@
 #include "model/operations/checksum.cuh"
 #include "model/ranks/ranks.h"
 
-/// Pieces of a stored array, numbered as in a buffer of the whole model, and the tensor that each is of.
+/// Pieces of a stored array, numbered as in a buffer of the whole model, and the tensor of each.
 struct TensorPieces {
     std::vector<Piece> pieces;
-    std::vector<size_t> tensors;   // their places in the list
+    std::vector<size_t> tensors;   // their indices in the list
 
     void add(size_t tensor, Piece piece) {
         constexpr size_t LONGEST = size_t(1) << 16;   // enough pieces to fill a GPU
@@ -25,7 +25,7 @@ struct TensorPieces {
         }
     }
 
-    /// Adds the sum of each piece to that of its tensor.
+    /// Adds the sum of each piece to its tensor's sum.
     void add_up(const uint64_t* sums, uint64_t* of_tensors) const {
         for (size_t p = 0; p < pieces.size(); p++) of_tensors[tensors[p]] += sums[p];
     }
@@ -66,14 +66,14 @@ public:
     }
 
     /// Every rank must call it. Ends the job with Exit::rank unless the ranks agree in every bit that all of them keep: the
-    /// weights, and without ZeRO-1 the moments and master weights. Names the tensor, and the rank that is alone with its value.
+    /// weights, and without ZeRO-1 the moments and master weights. Names the tensor, and the rank that differs from the others.
     void require_equal(Device device, Ranks& ranks, int64_t step) {
         if (!gpt_.sharded()) remembered_ = all_sums(device);
         const Difference found = difference(ranks, gpt_.sharded() ? whole_sums_.of(device, gpt_.weights) : remembered_);
         if (found.sentence.empty()) return;
         ranks.fail_together(Exit::rank, found.sentence + " after step " + std::to_string(step) +
-                                            ", where all ranks must have the same bits: the memory of one of them, or of its GPU, "
-                                            "has changed by itself or computes wrongly");
+                                            ", where all ranks must have the same bits: the memory or the arithmetic of one of them, "
+                                            "or of its GPU, is faulty");
     }
 
     /// The same before the first step, where weights come from this rank's `folder`, or from --seed if that is empty.
@@ -90,12 +90,12 @@ public:
                                                   ", and all ranks must start from the same bits; give them copies of one folder");
     }
 
-    /// Precondition: the gradients are of one micro-step's rows. Their sums, piece by piece.
+    /// The sums of the gradients, piece by piece. Precondition: they are of one micro-step's rows.
     std::vector<uint64_t> gradient_sums(Device device) const { return whole_sums_.of(device, gpt_.gradients); }
 
     /// Every rank must call it, with the sums for its own rows and for those of the next rank (and rank 0's on the last). Ends the job
-    /// unless both ranks have computed the same bits. Names the tensor. `check_memory` is called before: where weights have changed
-    /// since they were compared, it ends the job with their name.
+    /// unless both ranks have computed the same bits. Names the tensor. `check_memory` is called first: if weights have changed since
+    /// they were compared, it ends the job and names them.
     void require_repeated(Ranks& ranks, int64_t step, const std::vector<uint64_t>& own, const std::vector<uint64_t>& of_next,
                           const std::function<void()>& check_memory) const {
         const int size = ranks.size();
@@ -109,31 +109,32 @@ public:
             ranks.broadcast(second.data(), second.size() * sizeof second[0], r);
             const size_t at = size_t(std::mismatch(first.begin(), first.end(), second.begin()).first - first.begin());
             ranks.fail_together(Exit::rank, "ranks " + std::to_string(other) + " and " + std::to_string(r) +
-                                                " compute different gradients of " + names_[whole_.tensors[at]] + " from the same rows after step " +
-                                                std::to_string(step) + ": the memory or the arithmetic of one of them is faulty");
+                                                " compute different gradients of " + names_[whole_.tensors[at]] +
+                                                " from the same rows after step " + std::to_string(step) +
+                                                ": the memory or the arithmetic of one of them is faulty");
         }
     }
 
-    /// Call after the update of a step, or after loading. With ZeRO-1 remembers the checksums of this rank's parts; require_equal()
-    /// remembers those of replicas.
+    /// Call after the update of a step, or after loading. With ZeRO-1 stores the checksums of this rank's parts; require_equal() stores the
+    /// replicas'.
     void remember_update(Device device) {
         remembered_.clear();
         if (gpt_.sharded()) remembered_ = all_sums(device);
     }
 
-    /// Exit::rank, naming rank and tensor, if anything has changed since it was remembered. Call before the next update: with ZeRO-1 it
-    /// would spread the change to all ranks, or hide it.
+    /// Exit::rank, naming rank and tensor, if anything has changed since its checksum was stored. Call before the next update: with ZeRO-1
+    /// that would spread the change to all ranks, or hide it.
     void require_unchanged(Device device, const Ranks& ranks, int64_t step) const {
         if (remembered_.empty()) return;
         const std::vector<uint64_t> now = all_sums(device);
         const auto [was, is] = std::mismatch(remembered_.begin(), remembered_.end(), now.begin());
         if (was == remembered_.end()) return;
-        fail(Exit::rank, "on rank ", ranks.rank(), ", ", name_of(size_t(was - remembered_.begin())), " have changed since the update of step ",
-             step - 1, ", and nothing writes them in between: the memory of this rank, or of its GPU, has changed by itself");
+        fail(Exit::rank, "on rank ", ranks.rank(), ", ", name_of(size_t(was - remembered_.begin())), " have changed since the update ",
+             "of step ", step - 1, ", and nothing writes them in between: the memory of this rank, or of its GPU, is faulty");
     }
 
     /// Every rank must call it, before a save. Returns (3, tensors) the checksums of each tensor in the arrays of a checkpoint: weights in
-    /// full precision and both moments of all ranks. They are the remembered ones, if there are any since the update.
+    /// full precision and both moments of all ranks. They are the stored checksums, if there are any since the update.
     std::vector<uint64_t> sums_to_save(Device device, Ranks& ranks) const {
         const std::vector<uint64_t> sums = remembered_.empty() ? all_sums(device) : remembered_;
         const size_t whole = whole_.pieces.size(), part = part_.pieces.size(), second = second_.pieces.size(), n = names_.size();
@@ -162,8 +163,8 @@ public:
         if (at == sums.size()) return;
         const char* const arrays[] = {"the weights of ", "the first moments of ", "the second moments of "};
         fail(Exit::rank, "on rank 0, ", arrays[at / n], names_[at % n],
-             " changed while a checkpoint was saved, and nothing writes them then: the memory of this rank, or of a GPU, has "
-             "changed by itself; the checkpoint was deleted");
+             " changed while a checkpoint was saved, and nothing writes them then: the memory of this rank, or of a GPU, is "
+             "faulty; the checkpoint was deleted");
     }
 
 private:
@@ -189,7 +190,7 @@ private:
     }
     static void append(std::vector<uint64_t>& to, const std::vector<uint64_t>& more) { to.insert(to.end(), more.begin(), more.end()); }
 
-    /// Of the weights, this rank's part of both moments and, if there are any, of the master weights. Without ZeRO-1 the part is the whole.
+    /// Sums of the weights, this rank's part of both moments and, if any, the master weights. Without ZeRO-1 the part is the whole.
     std::vector<uint64_t> all_sums(Device device) const {
         std::vector<uint64_t> sums = whole_sums_.of(device, gpt_.weights);
         append(sums, part_sums_.of(device, gpt_.m));
@@ -198,7 +199,7 @@ private:
         return sums;
     }
 
-    /// Of sum number `at` of all_sums(): "the weights of NAME", "the first moments of NAME", ...
+    /// The array and tensor of sum number `at` of all_sums(): "the weights of NAME", "the first moments of NAME", ...
     std::string name_of(size_t at) const {
         for (const auto& [what, pieces] : {std::pair("the weights of ", &whole_), {"the first moments of ", &part_},
                                            {"the second moments of ", &second_}}) {

@@ -29,12 +29,12 @@ static std::string gap_record(int64_t missing, const std::string& reason) {
 
 namespace {
 
-/// What a run that is resumed at `step` keeps of its log: each training step up to it once, and the other records up to it, but for a
+/// The part of a log that a run resumed at `step` keeps: each training step up to it once, and the other records up to it, except a
 /// finished run's last.
 struct KeptLog {
     int64_t step = 0;
     std::string lines{};
-    std::set<int64_t> trained{}, validated{};   // steps that have such a record
+    std::set<int64_t> trained{}, validated{};   // steps with such a record
     std::optional<int64_t> begin{};             // step of the first config record
     int64_t no_records = 0, doubled = 0, in_gaps = 0;
     double loss = NAN;   // of `step`
@@ -60,7 +60,7 @@ void KeptLog::take(const std::string& line) {
     lines += line + "\n";
 }
 
-/// Training steps without a record, beside those that gap records tell of.
+/// Training steps that have no record and that no gap record counts.
 int64_t KeptLog::absent() const {
     const int64_t from = begin.value_or(0), there = std::distance(trained.upper_bound(from), trained.end());
     return std::max<int64_t>(0, step - from - there - in_gaps);
@@ -72,8 +72,8 @@ void warn_of_log(const std::string& path, int64_t count, const char* what) {
 
 }   // namespace
 
-/// The lines of the log that a run resumed at `step`, whose loss was `loss`, keeps, and a gap for what is missing among them. The last
-/// line, which a kill may have cut, is no loss.
+/// The lines that a run resumed at `step`, with loss `loss`, keeps of the log, and a gap record for missing ones. The last line, which a
+/// kill may have cut, does not count as missing.
 static std::string kept_lines(const std::string& path, int64_t step, double loss) {
     std::string all;
     try {
@@ -90,12 +90,12 @@ static std::string kept_lines(const std::string& path, int64_t step, double loss
     if (std::isfinite(loss) && std::isfinite(kept.loss) && kept.loss != loss)
         fail(Exit::checkpoint, path, ": is the log of another run (its step ", step, " has the loss ", kept.loss, ", the checkpoint ", loss,
              "); move it away to start another");
-    warn_of_log(path, kept.no_records, "lines were no records and were dropped");
-    warn_of_log(path, kept.doubled, "records of steps that have one already were dropped");
+    warn_of_log(path, kept.no_records, "invalid lines were dropped");
+    warn_of_log(path, kept.doubled, "duplicate records were dropped");
     const int64_t absent = kept.absent();
     warn_of_log(path, absent, "steps have no record");
     if (absent > 0) return kept.lines + gap_record(absent, "steps without a record, found on resuming");
-    return kept.lines + (kept.no_records ? gap_record(kept.no_records, "no records, found on resuming") : "");
+    return kept.lines + (kept.no_records ? gap_record(kept.no_records, "invalid lines, found on resuming") : "");
 }
 
 JsonLines::JsonLines(const std::string& path, int64_t resume_step, double loss) {
@@ -165,7 +165,7 @@ JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
 void JsonLines::warn(const std::string& reason) {
     reason_ = reason;
     if (!std::exchange(warned_, true))
-        std::fprintf(stderr, "warning: %s cannot be written (%s); the run goes on, and tries again with each record\n", path_.c_str(),
+        std::fprintf(stderr, "warning: %s cannot be written (%s); the run continues and retries with each record\n", path_.c_str(),
                      reason.c_str());
 }
 
@@ -182,7 +182,7 @@ void JsonLines::put(const std::string& line) {
     }
 }
 
-/// Writes the lines that wait, and before them a gap for those that were dropped. False if some still wait; no part of a line stays.
+/// Writes the waiting lines, after a gap record for dropped ones. False if some still wait; a partial line is removed.
 bool JsonLines::write_waiting() {
     if (dropped_ > 0) waiting_.push_front(gap_record(dropped_, reason_)), waiting_bytes_ += waiting_.front().size(), dropped_ = 0;
     while (!waiting_.empty()) {
@@ -196,13 +196,13 @@ bool JsonLines::write_waiting() {
         whole_ += line.size(), waiting_bytes_ -= line.size();
         waiting_.pop_front();
     }
-    if (std::exchange(warned_, false)) std::fprintf(stderr, "note: %s is written again\n", path_.c_str());
+    if (std::exchange(warned_, false)) std::fprintf(stderr, "note: %s can be written again\n", path_.c_str());
     return true;
 }
 
 void JsonLines::sync() {
     if (descriptor_ < 0 || retried([&] { return fsync(descriptor_); }) == 0 || std::exchange(sync_warned_, true)) return;
-    std::fprintf(stderr, "warning: %s cannot be forced to the disk (%s)\n", path_.c_str(), last_os_error().c_str());
+    std::fprintf(stderr, "warning: %s cannot be synced to disk (%s)\n", path_.c_str(), last_os_error().c_str());
 }
 
 static nlohmann::ordered_json object_of(const std::vector<JsonLines::Field>& fields) {
@@ -242,7 +242,7 @@ static bool writable(int milliseconds) {
     return poll(&out, 1, milliseconds) == 1;
 }
 
-/// Waits until standard output can be written. False if a stop is requested instead: a write that blocks could not be left again.
+/// Waits until standard output can be written. False if a stop is requested instead, because a blocked write cannot be aborted.
 static bool wait_for_reader() {
     while (!writable(200))
         if (stop_requested()) return false;
@@ -265,19 +265,19 @@ void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
              shown_loss(r.loss).c_str(), r.grad_norm, r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second,
              human_seconds(average_ * double(r.steps - r.step)).c_str());
     put(in_place_ ? "\r\033[K" + line : line + "\n");
-    line_open_ = in_place_, passing_ = false;
+    line_open_ = in_place_, shows_status_ = false;
 }
 
-void Progress::passing(const std::string& what) {
+void Progress::show_status(const std::string& what) {
     if (!prints_ || !in_place_) return;
-    put((passing_ || !line_open_ ? "\r\033[K" : "\n") + what);
-    line_open_ = passing_ = true;
+    put((shows_status_ || !line_open_ ? "\r\033[K" : "\n") + what);
+    line_open_ = shows_status_ = true;
 }
 
 void Progress::print(const std::string& what) {
     if (!prints_) return;
-    put((!line_open_ ? "" : passing_ ? "\r\033[K" : "\n") + what + "\n");
-    line_open_ = passing_ = false;
+    put((!line_open_ ? "" : shows_status_ ? "\r\033[K" : "\n") + what + "\n");
+    line_open_ = shows_status_ = false;
 }
 
 void plot(const std::string& name, const std::string& log, const std::string& png) {

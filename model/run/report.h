@@ -93,14 +93,14 @@ public:
     Progress(bool prints, bool launched);
     void step(const StepReport& report, int64_t steps_in_this_run);
     /// Shows a transient status in place of the current line, on a terminal only.
-    void passing(const std::string& what);
+    void show_status(const std::string& what);
     /// Prints other output, on its own lines.
     void print(const std::string& what);
 
 private:
     void put(const std::string& line);
 
-    bool prints_, launched_, in_place_, line_open_ = false, passing_ = false;
+    bool prints_, launched_, in_place_, line_open_ = false, shows_status_ = false;
     double average_ = 0;   // smoothed seconds per step, for the time left
 };
 

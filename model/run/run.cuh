@@ -1,4 +1,4 @@
-// A training run around the loop of train_gpt.cu: what it has, its reports, its checkpoints and its end. (How it begins: begin.cuh.)
+// A training run around the loop of train_gpt.cu: its state, reports, checkpoints and end. (Its beginning: begin.cuh.)
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -84,7 +84,7 @@ struct RunEvaluation {
     Validation validation;
     std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
     InferenceCount read;                        // counts of the reader on this rank since the last report
-    std::optional<SharedContexts<Device, X>> shared_contexts;   // where the answers to an item can share one computation of its context
+    std::optional<SharedContexts<Device, X>> shared_contexts;   // if an item's answers can share the computation of its context
 };
 
 /// The state of a run, carried from step to step.
@@ -131,15 +131,15 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
             this->shared_contexts.emplace(device, gpt, feed, this->reader ? &*this->reader : nullptr);
     }
 
-    /// The model's plan and what this run needs besides.
+    /// The model's plan and the run's other memory.
     std::vector<MemoryUse> memory_plan() {
         std::vector<MemoryUse> plan = gpt.memory_plan();
         plan.push_back({"batches", feed.bytes()});
-        if (samples() && ranks.first()) plan.push_back({"kept of a sampled text", sample_bytes(device, gpt)});
+        if (samples() && ranks.first()) plan.push_back({"KV cache and rows of samples", sample_bytes(device, gpt)});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
         if (this->shared_contexts) plan.push_back({"answers with their contexts", this->shared_contexts->bytes()});
         if (const auto& reader = this->reader)
-            plan.push_back({"blocks of keys", omp_get_max_threads() * reader->bytes(gpt.net.config, gpt.T, reader->how())});
+            plan.push_back({"metadata of key blocks", omp_get_max_threads() * reader->bytes(gpt.net.config, gpt.T, reader->how())});
         const size_t second = gpt.net.tensors.has(Role::muon) ? stored_size(gpt.second_moments()) : 0;   // GatheredWeights::spread()
         add_overheads(device, plan, sizeof(float) * ((gpt.sharded() ? 2 * gpt.shards.size() : 0) + second), ranks.launched());
         return plan;
@@ -154,8 +154,8 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
 
-/// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy,
-/// `targets` how many tokens the loss is of.
+/// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy, `targets` the
+/// number of tokens in the loss.
 template <class Device, class X>
 void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary, int64_t targets) {
     const TrainerState& s = run.state;
@@ -305,7 +305,7 @@ void write_checkpoint(Run<Device, X>& run, const std::vector<uint64_t>& sums, co
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.log.sync();
         run.progress.print("checkpoint " + path.string());
-        if (!doubt.empty()) std::cerr << "warning: " << path.string() << " is whole, but " << doubt << std::endl;
+        if (!doubt.empty()) std::cerr << "warning: " << path.string() << " is complete, but " << doubt << std::endl;
     } catch (const Error& error) {
         if (last || error.code == Exit::rank) throw;
         run.progress.print(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
@@ -329,7 +329,7 @@ void save(Run<Device, X>& run, bool last) {
                          [&] { write_checkpoint(run, sums, weights->data(), m->data(), v->data(), last); });
 }
 
-/// Every rank must call it, when a stop has undone a step: saves the one before, unless that has been done.
+/// Every rank must call it when a stop has undone a step. Saves the previous step unless it is saved already.
 template <class Device, class X>
 void save_finished_step(Run<Device, X>& run) {
     run.ranks.broadcast(&run.saved_step, sizeof run.saved_step);   // an earlier attempt may have failed on rank 0

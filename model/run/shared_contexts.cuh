@@ -1,5 +1,5 @@
 // Log-likelihoods of answers to items, with each context computed once for all of its answers. Only attention gets complete texts, contexts
-// included (shared_texts.cuh), because each mechanism needs other data of a context. If it needs only the keys
+// included (shared_texts.cuh), because mechanisms need different data of a context. If a mechanism needs only the keys
 // (LayerFacts::reads_keys_only), the CPU's attention computes contexts once, too.
 #pragma once
 #include <vector>
@@ -32,7 +32,7 @@ public:
         lay_out();
     }
 
-    /// Rows that an item needs: of the model, or, if more, of the head, which gets the context's last row once per answer.
+    /// Rows that an item needs: the model's or, if more, the head's, which gets the context's last row once per answer.
     static int rows_of(const EvaluationItem& item) {
         int rows = std::max(item.answers.front().begin, int(item.answers.size()));
         for (const Answer& answer : item.answers) rows += answer.length() - 1;
@@ -46,11 +46,11 @@ public:
 
     /// One log-likelihood per answer, item by item. Precondition: the items' rows fit.
     std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
-        const Predictions predictions = put_together(items);
+        const Predictions predictions = lay_out_rows(items);
         to_device(device_, origin_, host_origin_.data(), host_origin_.size());
         to_device(device_, texts_, host_texts_.data(), host_texts_.size());
         to_device(device_, predicting_, host_predicting_.data(), host_predicting_.size());
-        const AttentionOverride rows{origin_, [this](int l) { return attend_texts(l), take_back(l); }};
+        const AttentionOverride rows{origin_, [this](int l) { return attend_texts(l), write_back(l); }};
         gpt_forward(device_, gpt_, feed_.put(device_, tokens_.data(), nullptr, 1, int(tokens_.size())), &rows);
         std::vector<const Answer*> answers;
         for (const EvaluationItem* item : items)
@@ -85,7 +85,7 @@ private:
         return row;
     }
 
-    Predictions put_together(const std::vector<const EvaluationItem*>& items) {
+    Predictions lay_out_rows(const std::vector<const EvaluationItem*>& items) {
         Predictions found;
         tokens_.clear(), host_origin_.clear(), host_texts_.clear(), host_predicting_.clear();
         for (const EvaluationItem* item : items) {
@@ -108,7 +108,7 @@ private:
         return found;
     }
 
-    /// moved_ (rows, NH, HS) = layer l's attention, up to gpt.B texts at a time.
+    /// Computes moved_ (rows, NH, HS), layer l's attention, up to gpt.B texts at a time.
     void attend_texts(int l) {
         const Config& c = gpt_.net.config;
         for (size_t first = 0; first < host_texts_.size(); first += gpt_.B) {
@@ -145,7 +145,7 @@ private:
         return std::is_same_v<Device, CPU> && (reader_ || gpt_.net.layers[l].attention->facts.reads_keys_only);
     }
 
-    /// In place of forward(): contexts, and their continuations.
+    /// Replaces forward(): reads contexts and their continuations.
     void read_texts(int l, const LayerInputs<X>& in, const SharedText* texts) {
         if constexpr (std::is_same_v<Device, CPU>) {
             const AttentionForward<X> all = kernel_arguments(in, gpt_.layers[l].attention, Statistics<X>{});
@@ -157,7 +157,7 @@ private:
         }
     }
 
-    /// The text whose rows in `all` begin at `row`.
+    /// Reads the text whose rows in `all` begin at `row`.
     InferenceCount read_text(const CpuPasses<X>& passes, const AttentionForward<X>& all, int row, const SharedText& text) const {
         InferenceCount read;
         const AttentionForward<X> context = part_of(all, row, text.shared);
@@ -174,9 +174,9 @@ private:
         return read;
     }
 
-    /// moved_ to where the model reads layer l's attention; after the last layer only the rows that predict something, and of the residual
-    /// stream, too. Returns their number.
-    int take_back(int l) {
+    /// Copies moved_ to the model's output of layer l's attention; after the last layer only predicting rows, of the residual stream, too.
+    /// Returns the number of rows.
+    int write_back(int l) {
         const Config& c = gpt_.net.config;
         const int Q = c.NH * c.HS, predicting = int(host_predicting_.size());
         X* const out = gpt_.layers[l].attention.gated_out;
@@ -200,8 +200,8 @@ private:
     std::vector<SharedText> host_texts_;
     std::vector<int32_t> host_predicting_;        // rows that predict a token of an answer, ascending
     Arena<Device> memory_;
-    X *x_, *qk_pre_, *qk_, *v_;                   // of texts (B, T) as wholes
-    X* moved_;                                    // rows on their way
+    X *x_, *qk_pre_, *qk_, *v_;                   // of complete texts (B, T)
+    X* moved_;                                    // rows in transit
     int32_t *origin_, *predicting_;               // on the device
     SharedText* texts_;
 };

@@ -125,7 +125,7 @@ void cut_into_steps(Data& data, const Options& o, int ranks) {
 
 // ---- where weights come from
 
-// The newest sound checkpoint of --out, or none if there is no checkpoint at all; Exit::checkpoint if all are damaged. Damaged ones
+// The newest undamaged checkpoint of --out, or none if there is no checkpoint at all; Exit::checkpoint if all are damaged. Damaged ones
 // are named on stderr.
 std::optional<std::filesystem::path> find_checkpoint(const std::string& out) {
     std::vector<std::string> complaints;
@@ -148,7 +148,7 @@ std::filesystem::path given_checkpoint(const Options& o) {
     return o.checkpoint;
 }
 
-// Exit::usage if --model names another shape than that of the run being resumed.
+// Exit::usage if --model names a shape other than the resumed run's.
 void require_shape(const Origin& origin, const Config& wanted, const std::string& name) {
     const Config& c = origin.config;
     const bool same = c.V == wanted.V && c.C == wanted.C && c.L == wanted.L && c.NH == wanted.NH && c.NKV == wanted.NKV &&
@@ -159,7 +159,7 @@ void require_shape(const Origin& origin, const Config& wanted, const std::string
 }
 
 // Takes only the weights of a folder with other attention, and only on request (--allow-new-tensors): the variant's own tensors, the
-// moments and the step count start afresh. Refused in the output folder of the run that the folder belongs to. `has` and `wants` are the
+// moments and the step count start from zero. Refused in the output folder of the run that the folder belongs to. `has` and `wants` are the
 // attention of the folder and of this run; `way_out` is an alternative for the message.
 void take_weights_only(Origin& origin, const std::string& has, const std::string& wants, const std::string& way_out, const Options& o,
                        bool prints) {
@@ -181,11 +181,11 @@ void require_variant(Origin& origin, const std::string& variant, const Options& 
     const std::string other = origin.config.variant;
     const std::string way_out = "use ./train_" + other + ", or, where " + other + " has no tensors of its own, ";
     take_weights_only(origin, other, variant, way_out, o, prints);
-    origin.config.layers.clear();   // they were beside the other variant
+    origin.config.layers.clear();   // of the other variant
 }
 
-// A setting that was given for all layers, and that every layer of the own variant has for itself, changes nothing.
-void note_without_effect(const AttentionOptions& o, const std::vector<LayerAttention>& layers, const Variant& own, bool prints) {
+// Prints a note for each setting that was given for all layers, but that every layer of the own variant has for itself.
+void note_ignored_settings(const AttentionOptions& o, const std::vector<LayerAttention>& layers, const Variant& own, bool prints) {
     const auto has_its_own = [&](const std::string& key) {
         return std::all_of(layers.begin(), layers.end(), [&](const LayerAttention& layer) {
             return layer.variant != own.name || layer.settings.count(key) > 0;
@@ -198,14 +198,14 @@ void note_without_effect(const AttentionOptions& o, const std::vector<LayerAtten
 
 // --layers and --dense-layers. Precondition: require_variant().
 void choose_layers(Origin& origin, const Options& o, const Variants& variants, bool prints) {
-    complete_layers(origin.config, variants);   // with the settings that were given
+    complete_layers(origin.config, variants);   // with the given settings
     if (!o.layers.empty() && !o.dense_layers.empty())
         fail(Exit::usage, "--layers and --dense-layers both set the attention of layers; give one");
-    if (o.layers.empty() && o.dense_layers.empty()) return note_without_effect(o, origin.config.layers, variants.own, prints);
+    if (o.layers.empty() && o.dense_layers.empty()) return note_ignored_settings(o, origin.config.layers, variants.own, prints);
     Config chosen = origin.config;
     chosen.layers = !o.layers.empty() ? layers_of_pattern(o.layers, chosen.L, variants)
                                       : layers_beside_dense(o.dense_layers, chosen.L, variants);
-    note_without_effect(o, chosen.layers, variants.own, prints);
+    note_ignored_settings(o, chosen.layers, variants.own, prints);
     for (int l = 0; l < chosen.L; l++) {
         Config layer = chosen.of_layer(l);
         const std::vector<Setting> settings = settings_of(*variants.find(layer.variant));
@@ -223,7 +223,7 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
     origin.config.layers = chosen.layers, origin.config.settings = chosen.settings;
 }
 
-// --qk-norm, which is for models that start from scratch: a folder's weights have been trained one way or the other.
+// --qk-norm, for models from scratch: a folder's weights have been trained with QK-norm or without it.
 void choose_qk_norm(Origin& origin, const ModelOptions& o) {
     const bool wanted = o.qk_norm == "auto" ? origin.config.qk_norm : o.qk_norm == "1";
     if (wanted == origin.config.qk_norm) return;
@@ -244,7 +244,7 @@ void require_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
     }
 }
 
-// Which folder it is, by its manifest and, as old checkpoints have none, by the state of the run that saved it.
+// Identifies a folder by its manifest or, as old checkpoints have none, by the state of the run that saved it.
 std::string hash_of_folder(const std::filesystem::path& folder) {
     std::string all;
     for (const char* name : {"manifest.json", "trainer_state.json"})
@@ -280,7 +280,7 @@ Data open_data(const Options& o, int ranks, Config& config) {
     return data;
 }
 
-std::string described(const Schedule& s) {
+std::string describe(const Schedule& s) {
     const std::string peak = text("%g", s.peak), end = text("%g", s.peak * s.min_frac);
     switch (s.form) {
         case Schedule::Form::cosine: return peak + ", cosine to " + end;
@@ -309,7 +309,7 @@ static bool same_value(const std::string& x, const std::string& y) {
 
 std::string changes_of_schedule(const std::string& now, const std::string& before) {
     auto values = values_of(now), old = values_of(before);
-    if (!old.empty()) old.emplace("schedule", "\"cosine\"");   // of checkpoints from before the option
+    if (!old.empty()) old.emplace("schedule", "\"cosine\"");   // older checkpoints lack the option
     std::string changes;
     for (const char* key : {"steps", "epochs", "lr", "schedule", "cooldown-frac", "warmup-steps", "min-lr-frac", "weight-decay", "beta1",
                             "beta2", "adam-eps", "grad-clip"})
@@ -323,22 +323,22 @@ std::string tokens_of(const Mixture& mixture) {
 }
 
 RunFacts facts_of(const Data& data, const std::string& pattern) {
-    auto described = [](const std::unique_ptr<Mixture>& mixture) {
+    auto describe = [](const std::unique_ptr<Mixture>& mixture) {
         return mixture ? tokens_of(*mixture) + ", fingerprint " + mixture->fingerprint() : "";
     };
-    return {pattern, described(data.train), described(data.val)};
+    return {pattern, describe(data.train), describe(data.val)};
 }
 
-static std::string described_data(const Mixture& train, bool shuffle, bool whole) {
+static std::string describe_data(const Mixture& train, bool shuffle, bool whole) {
     return train.fingerprint() + (whole ? ", bytes " + train.contents() : "") + (shuffle ? "" : ", in order");
 }
 
-std::string described_data(const Mixture& train, bool shuffle) { return described_data(train, shuffle, true); }
+std::string describe_data(const Mixture& train, bool shuffle) { return describe_data(train, shuffle, true); }
 
-bool describes_data(const std::string& described, const Mixture& train, bool shuffle) {
+bool describes_data(const std::string& description, const Mixture& train, bool shuffle) {
     for (const bool whole : {false, true})
-        if (described == described_data(train, shuffle, whole)) return true;
-    return described.empty();
+        if (description == describe_data(train, shuffle, whole)) return true;
+    return description.empty();
 }
 
 DocumentBorders borders(const DataOptions& o, const Config& config) {
@@ -410,12 +410,12 @@ std::vector<Fact> facts_of_options(const Options& o, const char* variant) {
         if (key == "model" && !is_preset(o.model)) value = "a folder";
         facts.push_back({"--" + key, value});
     }
-    if (!o.checkpoint.empty())   // all start from rank 0's
+    if (!o.checkpoint.empty())   // all ranks start from rank 0's
         facts.push_back({"the hash of --checkpoint's manifest.json", hash_of_folder(o.checkpoint), Exit::checkpoint});
     return facts;
 }
 
-/// Ranks with other ids for the same bytes would count other bytes, and read other prompts and items.
+/// Ranks with different ids for the same bytes would count different bytes, and read different prompts and items.
 static std::string hash_of(const Tokenizer* tokenizer) {
     if (!tokenizer) return "none";
     Hasher files;

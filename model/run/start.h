@@ -88,7 +88,7 @@ struct Data {
 Data open_data(const Options& o, int ranks, Config& config);
 
 /// "0.001, cosine to 0.0001"
-std::string described(const Schedule& schedule);
+std::string describe(const Schedule& schedule);
 
 /// "--lr 0.002 (0.001), --steps 300 (200)": the options of the schedule and the optimiser that differ from those of a checkpoint, with its
 /// values. Both are Options::resolved; "" if none differ. Options that an older checkpoint lacks are left out.
@@ -101,10 +101,10 @@ std::string tokens_of(const Mixture& mixture);
 RunFacts facts_of(const Data& data, const std::string& pattern);
 
 /// A checkpoint's description of the training data: identity and order, without the seed.
-std::string described_data(const Mixture& train, bool shuffle);
+std::string describe_data(const Mixture& train, bool shuffle);
 
 /// Whether a checkpoint's description matches this data in this order. Older checkpoints describe only the data's ends, or nothing.
-bool describes_data(const std::string& described, const Mixture& train, bool shuffle);
+bool describes_data(const std::string& description, const Mixture& train, bool shuffle);
 
 /// Whether a checkpoint lies in the output folder `out`.
 bool is_of_run(const std::filesystem::path& folder, const std::string& out);
@@ -132,7 +132,7 @@ std::optional<std::filesystem::path> chosen_checkpoint(const Options& o);
 /// and for a --qk-norm that the weights contradict. Notes and warnings appear on the rank with `prints`.
 Origin find_origin(const Options& o, const Variants& variants, const std::optional<std::filesystem::path>& checkpoint, bool prints);
 
-// ---- what the ranks of a job must have in common
+// ---- facts that the ranks of a job must share
 
 /// The program and its options. Left out are options without effect on the mathematics (device, threads, output), and paths, whose
 /// contents are compared instead.

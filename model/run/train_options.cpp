@@ -42,7 +42,7 @@ static void add_data_options(CLI::App& app, Options& o) {
     const auto positive = whole_number_from(1, 1 << 30);
     app.option_defaults()->group("Data");
     app.add_option("--train-data", o.train_data,
-                   "token shards for training: a glob, or '0.7 web/*.bin 0.3 code/*.bin' for a mixture by weight; default: the bundled text");
+                   "token shards for training: a glob, or '0.7 web/*.bin 0.3 code/*.bin' as a weighted mixture; default: the bundled text");
     app.add_option("--val-data", o.val_data,
                    "token shards for validation, as in --train-data; default: none with --train-data, else the bundled text");
     app.add_option("--batch-size", o.batch_size, "sequences per rank and micro-step")->transform(positive);
@@ -77,7 +77,7 @@ static void add_optimiser_options(CLI::App& app, Options& o) {
         ->check(number_from(0, 1));
     app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
         ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
-    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr; not of --schedule constant")
+    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr; unused with --schedule constant")
         ->check(number_from(0, 1));
     app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled weight decay of matrices")->check(number_from(0, 1e3));
     app.add_option("--beta1", o.adamw.beta1, "AdamW's decay rate of the first moment")->check(number_from(0, 0.999999));
@@ -229,7 +229,7 @@ static std::string prompt_in(const std::string& options) {
     return prompt;
 }
 
-/// Exit::usage for an option with an empty name, such as that of an unset shell variable: the run would start from scratch, or in
+/// Exit::usage for an option with an empty name, such as an unset shell variable's: the run would start from scratch, or in
 /// another folder. Checks the command line only, because options.toml has "" for options that were not given.
 static void require_names(int argc, char** argv) {
     for (const std::string option : {"--checkpoint", "--model", "--out", "--train-data", "--eval-data", "--eval-out", "--eval-log",

@@ -59,7 +59,7 @@ TEST_CASE("emulator: a missing barrier changes the result", "[emulator]") {
     }
 }
 
-// ---- threads that wait for each other for ever
+// ---- deadlocks
 
 __global__ void leave_early() {
     if (threadIdx.x >= 100) return;
@@ -86,7 +86,7 @@ TEST_CASE("emulator: threads that cannot meet are named with their lines", "[emu
     for (const int seed : SEEDS) {
         Order order(seed);
         const std::string early = complaint([] { launch(GPU{}, leave_early, Grid(2), 128, 0); });
-        CHECK(contains(early, "wait for each other for ever"));
+        CHECK(contains(early, "deadlock, the threads wait for each other"));
         CHECK(contains(early, "100 threads, first 0: at barrier 0, tests/emulator/test_emulator.cpp:"));
         CHECK(contains(early, "28 threads, first 100: ended"));
         CHECK(contains(complaint([] { launch(GPU{}, two_barriers, Grid(1), 64, 0); }), "__syncthreads() diverges"));
@@ -139,7 +139,7 @@ TEST_CASE("emulator: a write outside of shared or global memory is found", "[emu
         CHECK(contains(shared(1001), "byte 1001 of 1001 bytes of shared memory"));
         CHECK(contains(shared(-1), "1 bytes before the start of shared memory"));
         CHECK(global(1000) == "");
-        CHECK(contains(global(1001), "a write to byte 1001 of the 1001 bytes that cudaMalloc gave out at "));
+        CHECK(contains(global(1001), "a write to byte 1001 of the 1001 bytes that cudaMalloc returned at "));
         CHECK(contains(global(1001), "tests/gpu/device_array.h:"));           // the allocation
         CHECK(contains(global(1020), "a write to byte 1020"));
         CHECK(contains(global(-3), "a write 3 bytes before the start of"));
@@ -164,7 +164,7 @@ TEST_CASE("emulator: blocks that wait for what cannot come are an error and do n
     for (const int workers : {1, 3}) {
         emulator::options().threads = workers;
         DeviceMemory<int> flags(std::vector<int>(20)), never(std::vector<int>(1));
-        CHECK(contains(complaint([&] { launch(GPU{}, wait_for_last, Grid(20), 32, 0, flags.data()); }), "sleeps for ever"));
+        CHECK(contains(complaint([&] { launch(GPU{}, wait_for_last, Grid(20), 32, 0, flags.data()); }), "sleeps forever"));
         CHECK(contains(complaint([&] { launch(GPU{}, one_fails, Grid(20), 32, 0, never.data()); }), "__trap()"));
     }
     emulator::options().threads = before;

@@ -64,8 +64,8 @@ TEST_CASE("emulated runtime: copies in the wrong direction or past the end are e
         return complaint([&] { cudaMemcpy(to, from, count, kind); });
     };
     CHECK(says(device.data(), host.data(), bytes, cudaMemcpyHostToDevice) == "");
-    CHECK(contains(says(host.data(), device.data(), bytes, cudaMemcpyHostToDevice), "the destination of the copy is not memory"));
-    CHECK(contains(says(device.data(), device.data(), bytes, cudaMemcpyDeviceToHost), "the destination of the copy is memory of"));
+    CHECK(contains(says(host.data(), device.data(), bytes, cudaMemcpyHostToDevice), "the destination of the copy is not device memory"));
+    CHECK(contains(says(device.data(), device.data(), bytes, cudaMemcpyDeviceToHost), "the destination of the copy is device memory"));
     CHECK(contains(says(device.data(), host.data(), bytes + 4, cudaMemcpyHostToDevice), "writes bytes 0 to 1028 of the 1024"));
     CHECK(contains(says(host.data(), device.data() + 1, bytes, cudaMemcpyDeviceToHost), "reads bytes 4 to 1028 of the 1024"));
     CHECK(contains(complaint([&] { cudaMemset(device.data() + 200, 0, 1000); }), "writes bytes 800 to 1800"));
@@ -74,7 +74,7 @@ TEST_CASE("emulated runtime: copies in the wrong direction or past the end are e
     int* freed = nullptr;
     check(cudaMalloc(&freed, bytes));
     check(cudaFree(freed));
-    CHECK(contains(says(freed, host.data(), bytes, cudaMemcpyHostToDevice), "the destination of the copy is not memory"));
+    CHECK(contains(says(freed, host.data(), bytes, cudaMemcpyHostToDevice), "the destination of the copy is not device memory"));
 }
 
 // ---- what the host sees, and when
@@ -174,7 +174,7 @@ TEST_CASE("emulated runtime: after an error the queues are empty, and streams th
         launch(GPU{stream}, +[](int) { if (threadIdx.x < 5) __syncthreads(); }, Grid(1), 32, 0, 0);
         add(stream, x.data(), 1);
     };
-    CHECK(contains(complaint(out_of_step), "wait for each other for ever"));
+    CHECK(contains(complaint(out_of_step), "deadlock, the threads wait for each other"));
     check(cudaStreamSynchronize(stream));
     CHECK(holds(x, 0));
     cudaStream_t gone = nullptr;

@@ -66,7 +66,7 @@ TEST_CASE("GPU feed: the host runs ahead, and every step sees its own tokens, ta
         std::vector<int32_t> expected;
         for (int step = 0; step < steps; step++) {
             copy(test_gpu(), seen.data() + step * 3 * N, feed.next(test_gpu(), loader, B, T));
-            if (step % 4 != 3) feed.read_on(test_gpu(), loader, B, T);
+            if (step % 4 != 3) feed.prefetch(test_gpu(), loader, B, T);
             const std::vector<int32_t> numbers = next(same).all();
             expected.insert(expected.end(), numbers.begin(), numbers.end());
         }
@@ -87,7 +87,7 @@ TEST_CASE("GPU feed: batches that are put one behind the other, between steps of
         std::vector<int32_t> expected, expected_put;
         for (int step = 0; step < steps; step++) {
             copy(test_gpu(), trained.data() + step * 3 * N, feed.next(test_gpu(), loader, B, T));
-            feed.read_on(test_gpu(), loader, B, T);
+            feed.prefetch(test_gpu(), loader, B, T);
             const HostStep now = next(same);
             HostStep other;
             for (int n = 0; n < N; n++) other.tokens[n] = (7 * n + step) % VOCABULARY, other.targets[n] = n + step;
@@ -117,7 +117,7 @@ TEST_CASE("GPU feed: where documents begin, of batches from a loader and of thos
         CHECK((batch.documents.T == T && batch.documents.restart_positions));
     };
     check_starts(feed.next(test_gpu(), loader, B, T), first.tokens);
-    feed.read_on(test_gpu(), loader, B, T);
+    feed.prefetch(test_gpu(), loader, B, T);
     check_starts(feed.put(test_gpu(), first.tokens.data(), nullptr, B, T), first.tokens);
     check_starts(feed.next(test_gpu(), loader, B, T), second.tokens);
     BatchFeed<GPU> whole(B, T, VOCABULARY);
@@ -143,7 +143,7 @@ TEST_CASE("GPU graphs: each place for a batch and each kind of step has a record
             graphs.run(test_gpu(), batch.tokens, write,
                        [&] { copy(test_gpu(), result.data(), write == Write::add ? batch.targets : batch.tokens); });
             copy(test_gpu(), seen.data() + step * N, result.data());
-            feed.read_on(test_gpu(), loader, B, T);
+            feed.prefetch(test_gpu(), loader, B, T);
             const HostStep now = next(same);
             const std::vector<int32_t>& numbers = write == Write::add ? now.targets : now.tokens;
             expected.insert(expected.end(), numbers.begin(), numbers.end());

@@ -1,8 +1,8 @@
-// The part of cuBLASLt's interface that model/operations/matmul.cuh uses, carried out on the CPU: column-major matrices, alpha
-// op(A) op(B) + beta C (+ bias per row) in float32. Names, types and orders of arguments are those of the real header, so that the
-// same source compiles against either. Stricter than the library: what is undefined or merely slow there (a descriptor that was
-// destroyed, an attribute of the wrong size, an address less aligned than promised, an algorithm chosen for another problem) is
-// CUBLAS_STATUS_INVALID_VALUE here. Every element is read and written by compiled code, so that AddressSanitizer sees overruns.
+// The part of cuBLASLt's interface that model/operations/matmul.cuh uses, on the CPU: column-major matrices, alpha op(A) op(B) + beta C
+// (+ bias per row) in float32. Names, types and orders of arguments are the real header's, so that the same source compiles against
+// either. Stricter than the library: what is undefined or slow there (a destroyed descriptor, an attribute of the wrong size, an address
+// less aligned than promised, an algorithm for another problem) is CUBLAS_STATUS_INVALID_VALUE here. Every element is accessed by
+// compiled code, so that AddressSanitizer sees overruns.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -131,10 +131,10 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     const bool bias = operation->epilogue == CUBLASLT_EPILOGUE_BIAS;
     if (bias && (!operation->bias || !aligned(operation->bias, algorithm.alignment[4]))) return CUBLAS_STATUS_INVALID_VALUE;
 
-    // alpha, beta and the descriptors are read now, the matrices when the stream gets there.
+    // alpha, beta and the descriptors are read now, the matrices when the stream reaches the call.
     const float factor = *static_cast<const float*>(alpha), keep = *static_cast<const float*>(beta);
     auto work = [=] {
-        std::memset(workspace, 0xff, WORKSPACE_USED);   // nothing else may live there
+        std::memset(workspace, 0xff, WORKSPACE_USED);   // no other data may be there
         multiply(problem, factor, A, B, keep, C, D);
     };
     emulator::enqueue(stream, work, at);

@@ -1,12 +1,12 @@
-// The part of NCCL's interface that model/ranks/collectives.cuh uses, carried out on the CPU: every rank is a process with emulated
-// GPUs of one machine. The communicator is a star of sockets (../star.h); as with NCCL, the unique id says where rank 0 is found.
-//   - A collective is work of its stream, done when the emulated GPU gets there and not when it is called. Forget an event, and a
-//     sum is taken of numbers that are not there yet.
-//   - Ranks that do not make the same call are told so. (With NCCL they hang, or worse.)
-//   - What is called between ncclGroupStart() and ncclGroupEnd() is given to its stream by the latter.
-//   - When a rank has gone, the others' collectives never end, as on a GPU; ncclCommGetAsyncError says so, on any thread.
-//   - A stream's work is done by a host that waits for it. So a rank whose host waits for another rank by other means, while that
-//     rank's GPU waits in a collective for this one's, waits for ever where a GPU would go on: let hosts wait for their GPU first.
+// The part of NCCL's interface that model/ranks/collectives.cuh uses, on the CPU: every rank is a process with emulated GPUs of one
+// machine. The communicator is a star of sockets (../star.h); as in NCCL, the unique id is the address of rank 0.
+//   - A collective is work of its stream: it runs when the emulated GPU reaches it, not when it is called. Without an event that it
+//     needs, it sums numbers that are not there yet.
+//   - Ranks that make different calls get an error. (With NCCL they hang, or worse.)
+//   - Calls between ncclGroupStart() and ncclGroupEnd() are enqueued by the latter.
+//   - When a rank is lost, the others' collectives never end, as on a GPU; ncclCommGetAsyncError reports it, on any thread.
+//   - The host that waits for a stream runs its work. A rank whose host waits for another rank by other means, while that rank's GPU
+//     waits in a collective for this one's, therefore hangs where a GPU would not: hosts must first wait for their own GPU.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -44,13 +44,13 @@ typedef enum { ncclSum = 0 } ncclRedOp_t;
 
 namespace emulator::nccl {
 
-/// What the work in the streams shares with the communicator, and may outlive it with.
+/// State shared by the work in the streams and the communicator, which may outlive the communicator.
 struct Connection {
     Star star;
     std::atomic<ncclResult_t> error{ncclSuccess};
     bool aborted = false;
-    uint64_t calls = 0;   // that the GPU has come to
-    uint64_t sent = 0;    // bytes that this rank would have sent in a ring
+    uint64_t calls = 0;   // calls run by the GPU so far
+    uint64_t sent = 0;    // bytes that this rank would have sent in a ring so far
     Connection(const std::string& where, int rank, int ranks, int seconds) : star(where, rank, ranks, seconds) {}
 };
 
@@ -63,12 +63,12 @@ typedef ncclComm* ncclComm_t;
 
 namespace emulator::nccl {
 
-inline constexpr int SECONDS = 300;   // that ranks wait for each other when a communicator is made
+inline constexpr int SECONDS = 300;   // timeout for making a communicator
 inline thread_local int open_groups = 0;
-inline thread_local std::vector<std::function<void()>> grouped;   // what the open groups will give to the streams
+inline thread_local std::vector<std::function<void()>> grouped;   // work that the open groups will enqueue
 inline thread_local std::string last_problem;
 
-/// What a rank believes that all ranks do now.
+/// A rank's view of the current call of all ranks.
 struct Call {
     char function[24];
     uint64_t number, count;
@@ -77,7 +77,7 @@ struct Call {
 
 inline size_t size_of(ncclDataType_t type) { return type == ncclInt8 ? 1 : type == ncclFloat32 ? 4 : 8; }
 
-/// Compares this rank's call with that of rank 0.
+/// Compares this rank's call with rank 0's.
 inline void require_same_call(Star& star, const Call& mine, const Location& at) {
     Call first = mine;
     star.broadcast(&first, sizeof first, 0);
@@ -86,17 +86,17 @@ inline void require_same_call(Star& star, const Call& mine, const Location& at) 
                      " elements, rank 0 collective ", first.number, ": ", first.function, " of ", first.count));
 }
 
-/// Whether this collective is the one that shall fail (EMULATED_NCCL_FAILS_AT, counted from 1).
+/// Whether this collective is to fail (EMULATED_NCCL_FAILS_AT, counted from 1).
 inline bool refused() {
     static std::atomic<uint64_t> calls{0};
     static const uint64_t failing = number_from_environment("EMULATED_NCCL_FAILS_AT", 0);
     if (++calls != failing) return false;
-    last_problem = "as EMULATED_NCCL_FAILS_AT says";
+    last_problem = "refused by EMULATED_NCCL_FAILS_AT";
     return true;
 }
 
-/// Gives a collective to the stream, or to the group that is open. In a ring every rank passes on `rounds` times the count elements
-/// but for its own part. A rank that has gone makes it wait for ever.
+/// Enqueues a collective on the stream, or adds it to the open group. In a ring every rank passes on `rounds` times the count elements
+/// except its own part. A lost rank makes it wait forever.
 template <class Action>
 ncclResult_t enqueue(ncclComm_t communicator, cudaStream_t stream, const char* function, const void* x, uint64_t count,
                      ncclDataType_t type, const Location& at, uint64_t rounds, Action action) {
@@ -104,7 +104,7 @@ ncclResult_t enqueue(ncclComm_t communicator, cudaStream_t stream, const char* f
     if (refused()) return ncclUnhandledCudaError;
     runtime().memory.check_range(x, count * size_of(type), "the collective uses", at);
     const Allocation* memory = runtime().memory.find(x);
-    if (!memory || memory->memory != Memory::device) throw Error(place(at) + ": the collective is not given memory of the device");
+    if (!memory || memory->memory != Memory::device) throw Error(place(at) + ": the collective's buffer is not device memory");
     Call call{};
     std::snprintf(call.function, sizeof call.function, "%s", function);
     call.count = count, call.type = uint64_t(type);
@@ -162,7 +162,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* communicator, int ranks, ncclUn
     }
 }
 
-/// Waits, as NCCL does, until the other ranks want to end too.
+/// Waits, as NCCL does, until the other ranks end, too.
 inline ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
     const emulator::nccl::Connection& connection = *communicator->connection;
     if (std::getenv("EMULATED_NCCL_TRAFFIC"))
