@@ -1,6 +1,8 @@
 """scripts/experiments/README.md: every number of its results is recomputed from the ledgers."""
+import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from statistics import median
 
 import numpy
 
@@ -100,7 +102,8 @@ def published(page):
         if row[2]: cells.append(('e1_asga', arm, 'asga' if 'against asga' in row[1] else 'causal', row[2]))
     for experiment, arm, against, cell in cells:
         check(f'the page: published, {arm} - {against}', rounds_to(claims[experiment, arm, against], cell), cell)
-    found = Counter((one.claim['id'], one.scale) for one in page.report.findings if one.claim['id'] != 'sigma_reparam')
+    once = [one for one in page.report.findings if one.claim['id'] != 'sigma_reparam' and one.claim['experiment'] != 'e4_speed']
+    found = Counter((one.claim['id'], one.scale) for one in once)
     check('one finding of each claim and scale', set(found.values()) == {1}, found.most_common(3))
 
 
@@ -217,6 +220,32 @@ def sentences(page):
               f'{stats.smallest_detectable(2, 0.097):.1f} at the 0.097')
 
 
+def rounds(page):
+    """(setting, arm) -> results of the rounds of e4_speed, straight from the records."""
+    found = defaultdict(list)
+    for path in sorted((ROOT / 'scripts/experiments/results').glob('*.jsonl')):
+        for record in map(json.loads, path.read_text().splitlines()):
+            if record['event'] == 'done' and record['experiment'] == 'e4_speed': found[record['setting'], record['arm']].append(record)
+    return found
+
+
+def speeds(page):
+    """e4_speed in sentences."""
+    found = rounds(page)
+    of = lambda setting, arm, key: median(record['result'][key] for record in found[setting, arm])
+    faster = lambda arm, key: f'{1 / of("w32k", arm, key):.1f}'
+    share = lambda key: f'{of("w32k", "dsa", key) / of("w32k", "dsa", "baseline_" + key):.3f}'
+    page.says('e4_speed', f'{of("t32k", "dsa", "ratio"):.3f} of causal\'s at 32,768 tokens, a token {of("w32k", "dsa", "ratio"):.3f} and '
+              f'the cache {share("cache_bytes")}; at 1,024 the step is {of("t1k", "dsa", "ratio"):.2f}',
+              f'decodes {faster("nsa", "ratio")} and reads {faster("nsa", "first_ratio")} times as fast',
+              f'a token takes {of("w1k", "nsa", "ratio"):.1f} times causal\'s at 1,024',
+              f'with a gate that rests reads {faster("seer_frozen", "first_ratio")} times as fast',
+              f'psa_90 reads {of("w32k", "psa_90", "pairs_read"):.0%} of the keys',
+              f'a token takes {of("w32k", "psa_90", "ratio"):.2f} times causal\'s',
+              f'step takes {of("t16k", "asga", "ratio"):.1f} times causal\'s',
+              f'causal against itself: {of("t32k", "causal", "ratio"):.2f} for a step, {of("w32k", "causal", "ratio"):.2f} for a token')
+
+
 def recall_in_words(page):
     """MQAR, and the copies at scale medium."""
     for arms, words in re.findall(r'(\w+) ((?:\d\.\d+(?: \+- \d\.\d+)?)(?: and \d\.\d+(?: \+- \d\.\d+)?))(?=[,.])',
@@ -256,5 +285,6 @@ def main(_):
     sinks(page)
     budget(page)
     sentences(page)
+    speeds(page)
     recall_in_words(page)
     read_by_sections(page)

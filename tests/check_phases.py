@@ -132,7 +132,7 @@ def step_times(work):
         check(f'interval of a median of {n}', abs(coverage - of_scipy) < 1e-12 and high == n - 1 - low and
               (coverage >= 0.95 or k == 0) and not (narrower >= 0.95 and low + 1 < high), (low, high, coverage))
     check('six rounds are the fewest for 95%', median_interval([1] * 5)[3] < 0.95 <= median_interval([1] * 6)[3])
-    planner = plan.Planner(planned(short={'turns': 2, 'options': {'seq-len': 64}}, long={'turns': 3, 'arms': ['a', 'b']}), 'smoke')
+    planner = plan.Planner(planned(short={'turns': {'rounds': 2}, 'options': {'seq-len': 64}}, long={'turns': {'rounds': 3, 'steps': 4}, 'arms': ['a', 'b']}), 'smoke')
     runs = planner.runs('turns')
     check('rounds of every setting, each with the baseline', planner.stages() == ['turns'] and len(runs) == 2 * 2 + 3 * 2 and
           all(run.against.variant == 'causal' and run.kind == 'turns' for run in runs), len(runs))

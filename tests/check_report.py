@@ -29,13 +29,14 @@ class Planted:
         self.path = work / f'{name}.jsonl'
         self.events = []
 
-    def run(self, experiment, arm, seed, loss, scale='reduced', setting='', stage='seeds', factor=1, event='done', half=None, **result):
+    def run(self, experiment, arm, seed, loss, scale='reduced', setting='', stage='seeds', factor=1, event='done', half=None, options={},
+            **result):
         labels = {'experiment': experiment, 'scale': scale, 'stage': stage, 'arm': arm, 'setting': setting, 'seed': seed, 'factor': factor}
         key = f'{experiment}{arm}{seed}{setting}{stage}{factor}{scale}'
         curve = [[100, 1, half or loss and loss + 1, 1.0], [399, 2, loss, 2.0]]
         training = [[step, (loss or 2) + (399 - step) / 299] for step in range(10, 400, 10)]
         self.events += [('run', {'key': key, **labels}), (event, {
-            'key': key, **labels, 'options': {'model': 'qwen-1m', 'lr': 0.004 * factor, 'seq-len': 512}, 'result': {
+            'key': key, **labels, 'options': {'model': 'qwen-1m', 'lr': 0.004 * factor, 'seq-len': 512} | options, 'result': {
                 'val_loss': loss, 'validation': curve, 'training': training, 'ms': 2.0, 'seconds': 2.0, 'steps': 399,
                 'flops_per_token': 10.0, 'parameters': 853376} | result})]
 
@@ -133,21 +134,32 @@ def ratios(work):
     book = Planted(work, 'ratios')
     for seed in range(1, 7):
         for arm, ms, peak in (('causal', 100, 400), ('dsa', 110, 300)):
-            book.run('e4_speed', arm, seed, None, setting='t512', stage='turns', ms=ms, ratio=(ms + seed) / 100, peak_bytes=peak,
+            book.run('e4_speed', arm, seed, None, setting='t1k', stage='turns', ms=ms, ratio=(ms + seed) / 100, peak_bytes=peak,
                      baseline_peak_bytes=400)
         for arm, kept in (('causal', 4096), ('mosa', 2048), ('seer', 0)):
             book.run('e9_cache', arm, seed, None, setting='bytes', stage='writes', ms=10, ratio=1.0, first_ms=1.0, first_ratio=1.0,
                      cache_bytes=kept, baseline_cache_bytes=4096, device='cpu', weights='fp32')
+        for arm, setting, tokens, ratio in (('causal', 'w1k', 1024, 1.0), ('causal', 'w4k', 4096, 1.0), ('nsa', 'w1k', 1024, 2.0),
+                                            ('nsa', 'w4k', 4096, 0.1 + seed / 100)):
+            book.run('e4_speed', arm, seed, None, setting=setting, stage='writes', options={'prompt': tokens - 64, 'tokens': 64}, ms=0.5,
+                     ratio=ratio, first_ms=1.0, first_ratio=2 * ratio, cache_bytes=tokens * 256, baseline_cache_bytes=tokens * 128)
+    book.run('e4_speed', 'nsa', 1, 2.5, setting='weights')
+    for setting, share in (('copy_32', 1.0), ('copy_64', 0.9), ('copy_128', 0.2)):
+        book.run('e7_recall', 'nsa', 1, 0.1, setting=setting, accuracy={'items': share})
     report = book.report()
     said = {s.claim['id']: s for s in report.findings}
     check('those that a ledger has are judged', set(said) == {'asga_time', 'dsa_time_000', 'dsa_time_002', 'dsa_time_004', 'dsa_memory',
-                                                              'mosa_cache'}, sorted(said))
+                                                              'mosa_cache', 'nsa_decode', 'nsa_prefill'}, sorted(said))
+    lengths = [(s.where[:22], s.found.middle, s.verdict.word) for s in report.findings if s.claim['id'] == 'nsa_decode']
+    check('a claim on decoding is judged at each length', lengths == [('a text of 1,024 tokens', 2.0, 'opposite sign'),
+                                                                      ('a text of 4,096 tokens', 0.135, 'same sign')], lengths)
+    check('and one on prefill by the time to the first token', close(said['nsa_prefill'].found.middle, 0.27), said['nsa_prefill'].line)
     check('by the table of times', said['dsa_time_000'].verdict.word == 'opposite sign' and
           said['dsa_time_002'].verdict.word == 'same sign', said['dsa_time_002'].line)
     check('by peak memory', close(said['dsa_memory'].found.middle, 0.75) and said['dsa_memory'].verdict.word == 'same sign')
     check('and by the cache', close(said['mosa_cache'].found.middle, 0.5), said['mosa_cache'].found)
     check('how a line of a ratio reads', said['dsa_time_002'].line == '002: dsa / causal, published 1.056, ratio of step time; ours '
-          '1.135, from 1.110 to 1.160, scale reduced, rows of 512 tokens, 6 interleaved rounds; same sign.', said['dsa_time_002'].line)
+          '1.135, from 1.110 to 1.160, scale reduced, rows of 1,024 tokens, 6 interleaved rounds; same sign.', said['dsa_time_002'].line)
     head, rows = cells(tables.verdict_table(report))
     rows = {row[1]: row for row in rows}
     at = head.index('verdict')
@@ -155,9 +167,23 @@ def ratios(work):
           'arXiv 2505.06708' in rows['dsa_no_window - causal'][-1] and
           'FineWeb' in rows['a loss of 4.927 +- 0.012 (4.9266) for dense attention'][at], rows['dsa_no_window - causal'])
     card = report.cards[0]['whole_steps']
-    check('a step time without rounds is that of a card', said['asga_time'].where.startswith('NVIDIA H200') and
+    check('a step time is that of a card, too', [s.where[:6] for s in report.findings if s.claim['id'] == 'dsa_time_002'] ==
+          ['NVIDIA', 'rows o'] and said['asga_time'].where.startswith('NVIDIA H200') and
           close(said['asga_time'].found.middle, card['causal']['is'] / card['asga']['is']) and
           said['asga_time'].verdict.word == 'same sign', said['asga_time'])
+    section = page.Section(report, 'e4_speed', 'reduced')
+    costs = [(title.split()[0], found) for title, found, _ in section.costs()]
+    check('worth and cost of every arm against length', costs == [
+        ('validation', {'nsa': {None: 2.5}}), ('copies,', {'nsa': {None: 0.7}}),
+        ('KV', {arm: {1024: 256.0, 4096: 1024.0} for arm in ('causal', 'nsa')}),
+        ('tokens/s', {'causal': {1024: 1.0, 4096: 1.0}, 'nsa': {1024: 0.5, 4096: costs[3][1]['nsa'][4096]}}),
+        ('tokens/s', {'causal': {1024: 0.5, 4096: 0.5}, 'nsa': {1024: 0.25, 4096: costs[4][1]['nsa'][4096]}}),
+        ('time', {'causal': {512: costs[5][1]['causal'][512]}, 'dsa': {512: costs[5][1]['dsa'][512]}})], costs)
+    check('decoding at the longest is the median of rounds, and so is a step', close(costs[3][1]['nsa'][4096], 1 / 0.135) and
+          close(costs[4][1]['nsa'][4096], 1 / 0.27) and close(costs[5][1]['dsa'][512], 1.135), costs)
+    [drawn] = [svg for caption, svg in section.pictures() if caption.startswith('Worth and cost')]
+    check('one picture has them, with dashes for what is missing', drawn.count('>-</text>') == 8 and '4,096 tokens' in drawn,
+          drawn.count('>-</text>'))
     check('but not those of other experiments', {c['experiment'] for c in book.report(['e4_speed']).claims} == {'e4_speed'})
 
 
@@ -292,7 +318,7 @@ def whole(work):
                         ('what the source says', '4.904 against 4.927')):
         check(f'the Markdown has {what}', words in text, words)
         check(f'the page has {what}', re.sub(r'^(- .*: |\*\*)', '', words) in html, words)
-    check('it has pictures', html.count('<figcaption>') == 10, html.count('<figcaption>'))
+    check('it has pictures', html.count('<figcaption>') == 12, html.count('<figcaption>'))
     first = text[:text.index('# Internal evidence')]
     check('five sentences open it, before a picture', first.count('\n- ') + first.startswith('- ') == 5 and
           html.index('differences that still shrink') < html.index('<figure'), first)

@@ -18,6 +18,7 @@ from verdicts import NATS, read_claims
 LABELS = ['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'factor']
 GROUP = ['experiment', 'scale', 'setting']   # arms that are compared with each other
 MEASURED = ['ms', 'ratio', 'first_ms', 'first_ratio', 'peak_bytes', 'cache_bytes', 'pairs_read', 'parameters', 'val_bpb']
+RECALL = ['copy_32', 'copy_64', 'copy_128']  # settings of e7_recall: letters from 32, 64 and 128 tokens back
 UNTRAINED = ['timing', *TIMED]               # stages that measure times
 
 
@@ -47,9 +48,11 @@ def read_runs(paths):
 def frame(rows):
     """Runs as a DataFrame: labels, the record, and the numbers of its result, NaN where it has none."""
     runs = pd.DataFrame(rows, columns=[*LABELS, 'attempts', 'command', *numbers_of({'event': '', 'result': {}}, '')])
-    numbers = ['loss', 'half_loss', 'accuracy', 'f1', 'keys_read', 'bytes_ratio', *MEASURED]
+    numbers = ['length', 'loss', 'half_loss', 'accuracy', 'f1', 'keys_read', 'bytes_ratio', *MEASURED]
     runs[numbers] = runs[numbers].astype(float)
-    runs['step_ratio'] = runs.ratio.where(runs.stage != 'writes')
+    writes = runs.stage == 'writes'
+    runs['step_ratio'], runs['token_ratio'] = runs.ratio.where(~writes), runs.ratio.where(writes)
+    runs['peak_ratio'], runs['cache_ratio'] = runs.bytes_ratio.where(~writes), runs.bytes_ratio.where(writes)
     return runs
 
 
@@ -60,7 +63,10 @@ def numbers_of(record, stage):
     over_files = lambda key: mean(found) if (found := [v for v in r.get(key, {}).values() if v is not None]) else None
     bytes_of = 'cache_bytes' if 'cache_bytes' in r else 'peak_bytes'
     own, base = r.get(bytes_of), r.get(f'baseline_{bytes_of}')
-    return {'record': record, 'event': record['event'], 'loss': loss if record['event'] == 'done' else None,
+    options = record.get('options', {})
+    text = options['prompt'] + options['tokens'] if 'prompt' in options else None
+    return {'record': record, 'event': record['event'], 'length': text or options.get('seq-len'),
+            'loss': loss if record['event'] == 'done' else None,
             'half_loss': half_loss(r.get('validation') or []), 'weights': r.get('weights_hash'),
             'accuracy': over_files('accuracy'), 'f1': over_files('macro_f1'),
             'keys_read': r.get('sparse_reading', {}).get('validation', {}).get('pairs_read'),
@@ -136,6 +142,19 @@ class Report:
         """Every arm with the baseline, and the pairs of claims."""
         claimed = [(c['arm'], c['against']) for c in self.claims if c['experiment'] == e.name and c['unit'] == NATS]
         return compare_arms(runs, [*((arm, e.baseline) for arm in runs.arm.unique()), *claimed])
+
+
+def copied(trained, scale):
+    """arm -> share of letters copied right from 32, 64 and 128 tokens back, of arms with runs of all three."""
+    own = trained[(trained.experiment == 'e7_recall') & (trained.scale == scale) & trained.setting.isin(RECALL)]
+    shares = own.groupby(['arm', 'setting']).accuracy.mean().unstack()
+    return {arm: list(row) for arm, row in shares.reindex(columns=RECALL).dropna().iterrows()}
+
+
+def by_length(timed, column):
+    """arm -> {tokens of a row or a text: median over rounds} of a column of interleaved measurements."""
+    sound = timed.dropna(subset=[column, 'length'])
+    return {arm: own.groupby('length')[column].median().to_dict() for arm, own in sound.groupby('arm', sort=False)}
 
 
 def sweep_means(sweep):

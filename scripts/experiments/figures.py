@@ -3,6 +3,7 @@ import io
 import math
 import re
 import textwrap
+from statistics import median
 
 import matplotlib
 import pandas as pd
@@ -143,6 +144,37 @@ def draw_claims(findings):
     ax.set(ylim=(-0.7, len(findings) - 0.3), xlabel='ours as a multiple of the published difference (negative: opposite sign)')
     legend(figure, ax, 3)
     return svg(figure, 'all claims on one axis')
+
+
+def draw_costs(e, panels):
+    """A row for each arm, in the order of the plan, and a panel for each (title, {arm: {length: value}}, logarithmic or not): a dot for
+    each length (None: one value for all), a dash where an arm has none. A grey line is the baseline's value where it has one."""
+    panels = [panel for panel in panels if panel[1]]
+    arms = [arm for arm in e.arms if any(arm in found for _, found, _ in panels)]
+    lengths = sorted({length for _, found, _ in panels for of in found.values() for length in of if length})
+    if not lengths: return ''
+    shades = {None: COLORS[0]} | {length: pyplot.cm.viridis(0.9 * k / max(1, len(lengths) - 1)) for k, length in enumerate(lengths)}
+    figure, places = pyplot.subplots(1, len(panels), sharey=True, squeeze=False, layout='constrained',
+                                     figsize=(1.2 + 1.7 * len(panels), 1.2 + 0.19 * len(arms)))
+    for ax, (title, found, log) in zip(places.flat, panels):
+        ax.set_title('\n'.join(textwrap.wrap(title, 24)), fontsize=8)
+        ax.tick_params(axis='x', labelsize=7)
+        if log: ax.set_xscale('log')
+        draw_column(ax, [found.get(arm, {}) for arm in arms], shades)
+        base = found.get(e.baseline, {}).values()
+        if base and max(base) < 1.5 * min(base): ax.axvline(median(base), color='#888888', linewidth=0.8)
+    places.flat[0].set_yticks(range(len(arms)), arms, fontsize=7)
+    places.flat[0].set_ylim(len(arms) - 0.4, -0.6)
+    dots = [Line2D([], [], color=shades[n], marker='o', linestyle='', markersize=4, label=f'{n:,.0f} tokens') for n in lengths]
+    figure.legend(handles=dots, loc='outside lower center', ncols=len(dots), fontsize=8)
+    return svg(figure, 'quality and costs of every arm')
+
+
+def draw_column(ax, rows, shades):
+    """A dot for each value of [{length: value}], a dash in a row without any."""
+    for row, values in enumerate(rows):
+        if not values: ax.text(0.03, row, '-', transform=ax.get_yaxis_transform(), color='#aa3333', va='center')
+        for length, value in values.items(): ax.plot(value, row, marker='o', markersize=3.5, color=shades[length])
 
 
 def legend(figure, ax, columns):

@@ -148,7 +148,8 @@ class Jobs:
             return [*timed, '--generate', *(shlex.join(self._generator(one, at)) for one in (run.against, run))]
         where = self.session.command(run) | {'out': str(folder)} | at
         if run.kind == 'turns':
-            return [*timed, *(shlex.join(self._program(f'train_{one.variant}', one.options | where)) for one in (run.against, run))]
+            both = (self._program(f'train_{one.variant}', one.options | where) for one in (run.against, run))
+            return [*timed, '--steps', str(run.steps), *map(shlex.join, both)]
         if run.kind != 'train': mode = {'evaluate': 'true', 'eval-log': str(folder / 'log.jsonl')}
         elif run.resumes_at and not any(folder.glob('step_*')): mode = {}
         else:

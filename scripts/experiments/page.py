@@ -1,9 +1,10 @@
 """The sections of a report, one for every experiment and scale: words, tables and pictures. report.py writes them in its forms."""
 import functools
 import re
+from statistics import mean
 
 import figures
-from analysis import UNTRAINED, sweep_means
+from analysis import UNTRAINED, by_length, copied, sweep_means
 from guards import cautions, unigram_loss
 from packages import EXIT_DATA, HERE, ROOT, Refused
 from plan import SCALES, TIMED, shape_name
@@ -48,6 +49,7 @@ class Section:
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
         self.committed = report.committed
+        self.copied = copied(report.trained, scale)
         self.struck, self.all_runs = report.struck.get((name, scale)), report.runs
         with_task = [setting for setting, table in self.experiment.settings.items() if 'task' in table]
         self.asks = self.trained.accuracy.notna() & self.trained.setting.isin(with_task)
@@ -157,12 +159,28 @@ class Section:
                     if against == self.experiment.baseline and c.pairs][:MOST_INTERVALS]
         return [(', '.join(filter(None, (one.name, one.where))), one.found, one.claim['number']) for one in in_nats]
 
+    def costs(self):
+        """[(title, {arm: {length: value}}, logarithmic or not)] where texts were written: what arms are worth, and what they cost."""
+        writes, arms = self.timed[self.timed.stage == 'writes'], self.experiment.arms
+        if writes.empty: return []
+        once = lambda of: {arm: {None: value} for arm, value in of.items() if arm in arms}
+        speed = lambda column: {arm: {length: 1 / ratio for length, ratio in of.items()} for arm, of in by_length(writes, column).items()}
+        base, longest = writes[writes.arm == self.experiment.baseline], writes.length.max()
+        rate = 1e3 / base[base.length == longest].ms.median()
+        return [('validation loss, nats', once(self.trained.groupby('arm').loss.mean().dropna()), False),
+                ('copies, share right (e7_recall)', once({arm: mean(of) for arm, of in self.copied.items()}), False),
+                ('KV cache, KiB', by_length(writes.assign(kib=writes.cache_bytes / 2**10), 'kib'), True),
+                (f'tokens/s written, 1: {rate:,.0f} at {longest:,.0f}', speed('ratio'), True),
+                ('tokens/s read, of the baseline\'s', speed('first_ratio'), True),
+                ('time of a step, of the baseline\'s', by_length(self.timed, 'step_ratio'), True)]
+
     def pictures(self):
         """[(caption, svg)]."""
         e, found = self.experiment, []
         if lines := self.compared():
             found.append((f'Differences by seed with 95% intervals{", and the published numbers" if lines[0][2] is not None else ""}',
                           figures.draw_forest(lines)))
+        found.append(('Worth and cost of every arm; a dash: not measured', figures.draw_costs(e, self.costs())))
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))

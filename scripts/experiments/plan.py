@@ -6,7 +6,7 @@
     seconds   these settings, with as many steps as take the baseline's time
     phase2    settings that come after one of `seeds`: runs that start from its weights and train on, or only read a text
     phase3    settings that come after one of phase2; and so on
-    turns     settings with turns = N: step times as in `timing`, in N rounds
+    turns     settings with `turns`: step times as in `timing`, in so many rounds of so many steps
     writes    settings with `writes`: interleaved times of ./generate with the weights of an earlier setting, and bytes of its cache
 
 Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for, "layers" as many layers. README.md describes the keys.
@@ -25,7 +25,7 @@ from packages import HERE, Refused
 SCALES = ('smoke', 'reduced', 'medium', 'paper')
 EQUAL = ('tokens', 'flops', 'seconds', 'layers')
 TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
-TURN_STEPS = 9            # of a program in its turn, three of them to warm up
+TURN_STEPS = 9            # of a program in its turn, unless a setting says otherwise
 TIMING_ROUNDS = 3         # 1 at scale smoke
 DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': []}
 KEYS = {   # of each kind of table: those that it must have, and others
@@ -33,6 +33,7 @@ KEYS = {   # of each kind of table: those that it must have, and others
     'arm': (set(), {'variant', 'label', 'options', 'ignore', 'from'}),
     'setting': (set(), {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
                         'resumes_at', 'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'}),
+    'turns': ({'rounds'}, {'steps'}),
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
     'sweep': (set(), {'rates', 'seeds', 'like', 'setting'}),
     'scale': ({'lr', 'seeds', 'seconds_per_step', 'estimate'},
@@ -44,7 +45,7 @@ KEYS = {   # of each kind of table: those that it must have, and others
 OF_TRAINING = ('steps', 'lr', 'schedule', 'cooldown-frac', 'warmup-steps', 'min-lr-frac', 'weight-decay', 'beta1', 'beta2',
                'val-every', 'checkpoint-every', 'keep-checkpoints', 'sample-every', 'monitor-every', 'plot', 'total-batch-tokens',
                'shuffle', 'eval-every')
-OF_WRITING = ('seed', 'device', 'weights', 'attention', 'psa-eps', 'psa-block', 'psa-bound', 'adaspa-sparsity', 'adaspa-block')
+OF_WRITING = ('seed', 'device', 'weights', 'set', 'attention', 'psa-eps', 'psa-block', 'psa-bound', 'adaspa-sparsity', 'adaspa-block')
 
 
 @dataclass(eq=False)
@@ -154,9 +155,8 @@ class Experiment:
         except CycleError as error:
             raise Refused(f'{self.path}: settings come after each other in a circle: {", ".join(error.args[1])}') from error
         for name, table in self.settings.items():
-            if 'writes' not in table: continue
-            self._check_keys('writes', f'settings.{name}.writes', table['writes'])
-            if 'after' not in table:
+            for kind in table.keys() & set(TIMED): self._check_keys(kind, f'settings.{name}.{kind}', table[kind])
+            if 'writes' in table and 'after' not in table:
                 raise Refused(f'{self.path}: [settings.{name}] writes with the weights of no setting; give it an `after`')
 
     def label(self, setting):
@@ -275,8 +275,9 @@ class Planner:
             for option in OF_TRAINING: run.options.pop(option, None)
         elif stage in ('timing', 'turns'):
             run.kind, run.against = 'turns', self._plain(stage, e.baseline, setting, seed, factor)
-            for one in (run, run.against): one.options['steps'] = TURN_STEPS
-            run.seconds = TURN_STEPS * (2 * run.against.seconds + run.seconds)
+            steps = table.get('turns', {}).get('steps', TURN_STEPS)
+            for one in (run, run.against): one.options['steps'] = steps
+            run.seconds = steps * (2 * run.against.seconds + run.seconds)
             return run
         elif stage == 'seeds' and table.get('equal') == 'flops' and arm != e.baseline:
             base, own = self.flops(self._plain(stage, e.baseline, setting, seed, factor)), self.flops(run)
@@ -330,7 +331,7 @@ class Planner:
 
 def rounds_of(setting):
     """The rounds of a setting with interleaved runs; None for others."""
-    return setting.get('turns') or setting.get('writes', {}).get('rounds')
+    return next((setting[kind]['rounds'] for kind in TIMED if kind in setting), None)
 
 
 def with_layers(run, layers):

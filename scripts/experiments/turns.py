@@ -5,9 +5,9 @@
     turns.py --rounds 5 ./train_causal ./train_asga './train_dsa --window 128' -- --model qwen-7m --seq-len 2048
 
 Each argument is a program with options of its own; those behind `--` are for all. In a round the first program, the baseline, runs
-before and after every other one, nine steps each, three of them to warm up. A ratio is the other's median step to the mean of the
-baseline's two. Printed for each other program: median over the rounds of its step and of the ratio, with an interval for the latter
-(of order statistics, at least 95% where there are six rounds or more).
+before and after every other one, nine steps each (--steps), up to three of them to warm up. A ratio is the other's median step to
+the mean of the baseline's two. Printed for each other program: median over the rounds of its step and of the ratio, with an
+interval for the latter (of order statistics, at least 95% where there are six rounds or more).
 
 With --generate the arguments are calls of ./generate, whose time is that of a token after the first. run.py calls it for settings with
 `writes`, where --log also keeps the time to the first token and the bytes of both caches.
@@ -15,6 +15,7 @@ With --generate the arguments are calls of ./generate, whose time is that of a t
 Exit codes: 0 done, 1 a program failed or two calls wrote on different devices, 2 usage, 75 stopped by a signal.
 """
 import argparse
+import functools
 import json
 import math
 import os
@@ -46,11 +47,11 @@ def records_of(command, *own):
         return read_log(Path(folder) / 'log.jsonl')
 
 
-def steps_of(command):
+def steps_of(command, steps=STEPS):
     """Measurements of a short training run: median milliseconds of a step, and peak bytes."""
-    events = records_of(command, *QUIET, f'--steps={STEPS}', '--out=FOLDER')
+    events = records_of(command, *QUIET, f'--steps={steps}', '--out=FOLDER')
     times = [r['ms'] for r in events[None] if 'grad_norm' in r]
-    return {'ms': median(times[min(TO_WARM_UP, len(times) - 1):]), 'peak_bytes': events['done'][0].get('peak_bytes'),
+    return {'ms': median(times[min(TO_WARM_UP, (len(times) - 1) // 2):]), 'peak_bytes': events['done'][0].get('peak_bytes'),
             'config': events['config'][0]}
 
 
@@ -104,15 +105,16 @@ def main(arguments=None):
     parser.add_argument('baseline', metavar='PROGRAM', help='baseline, with options of its own')
     parser.add_argument('others', nargs='+', metavar='OTHER', help='program to compare, with options of its own')
     parser.add_argument('--rounds', type=int, default=6, help='number of rounds (default 6)')
+    parser.add_argument('--steps', type=int, default=STEPS, help=f'steps of a program in its turn (default {STEPS})')
     parser.add_argument('--log', help='file for one round of one OTHER; prints nothing')
     parser.add_argument('--generate', action='store_true', help='measure calls of ./generate')
     options = parser.parse_args(words)
-    if options.rounds < 1 or (options.log and len(options.others) > 1):
-        parser.error('--rounds is at least 1, and --log is for one OTHER')
+    if min(options.rounds, options.steps) < 1 or (options.log and len(options.others) > 1):
+        parser.error('--rounds and --steps are at least 1, and --log is for one OTHER')
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     baseline, *others = [shlex.split(command) + shared for command in [options.baseline, *options.others]]
     try:
-        measure = writing_of if options.generate else steps_of
+        measure = writing_of if options.generate else functools.partial(steps_of, steps=options.steps)
         rounds = [one_round(baseline, others, measure) for _ in range(1 if options.log else options.rounds)]
     except KeyboardInterrupt:
         return EXIT_SIGNAL

@@ -26,7 +26,8 @@ from packages import HERE, Refused
 
 NATS, COLLAPSE, TO_LOSS = 'nats', 'share of runs that collapse', "ratio of steps to the baseline's loss"
 BREAKS = 'share of runs that break'
-RATIOS = {'ratio of step time': 'step_ratio', 'ratio of bytes': 'bytes_ratio', 'ratio of keys read': 'pairs_read'}   # unit: column
+RATIOS = {'ratio of step time': 'step_ratio', 'ratio of prefill time': 'first_ratio', 'ratio of token time': 'token_ratio',
+          'ratio of bytes': 'peak_ratio', 'ratio of cache bytes': 'cache_ratio', 'ratio of keys read': 'pairs_read'}   # unit: column
 MASS = {'share of keys with 95% of the mass': 'mass_95', 'share of keys with 99% of the mass': 'mass_99'}            # unit: curve
 UNITS = (NATS, COLLAPSE, BREAKS, TO_LOSS, *RATIOS, *MASS)
 SOURCE = {'document', 'section'}
