@@ -142,7 +142,10 @@ class Experiment:
         for table in self.settings.values():
             choose('equal', table.get('equal', 'tokens'), EQUAL)
             if 'after' in table: choose('setting', table['after'], self.settings)
-            elif 'resumes_at' in table:
+            if self.settings.get(table.get('after'), {}).get('rates'):
+                raise Refused(f'{self.path}: [settings.{table["after"]}] has `rates`, so that its weights are those of no one rate; a setting '
+                              'cannot come `after` it')
+            if 'resumes_at' in table and 'after' not in table:
                 raise Refused(f'{self.path}: resumes_at is a step of the setting that this one is `after`; name it')
             if table.get('resumes_at', 1) < 1 or 'resumes_at' in table and table.get('evaluate'):
                 raise Refused(f'{self.path}: resumes_at is a step, from 1, of settings that train')
