@@ -75,6 +75,7 @@ def phases(work):
     refused('weights without a run that trains them', 'has no weights to start from', lambda: plan.Planner(
         planned(first={'arms': ['b']}, second={'after': 'first', 'arms': ['gate']}), 'smoke').runs('phase2'))
     refused('a setting after one that is not there', 'unknown setting', lambda: planned(x={'after': 'nowhere'}))
+    refused('a setting after one with several rates', '[settings.x] has `rates`', lambda: planned(x={'rates': [1, 2]}, y={'after': 'x'}))
 
 
 def own_of_settings():

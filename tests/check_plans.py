@@ -28,6 +28,12 @@ def plans():
     planner = plan.Planner(plan.Experiment('e1_asga'), 'smoke')
     first, swept = ([run.options for run in planner.runs(stage)] for stage in ('seeds', 'sweep'))
     check('a sweep has had the first seed of every arm', all(options in swept for options in first[:len(planner.arms)]), (first, swept))
+    of = lambda **more: plan.Planner(plan.Experiment('e7_recall'), 'reduced', **more).runs('seeds')
+    told = lambda runs: sorted({(run.seed, run.options['lr']) for run in runs if run.setting == 'learn_copy'})
+    check('a setting has its own rates, and as many seeds of its own as are asked for',
+          told(of()) == [(seed, lr) for seed in range(1, 6) for lr in (0.002, 0.004, 0.008)] and len(told(of(seeds=2))) == 6 and
+          {run.seed for run in of() if run.setting == 'copy_32'} == {1})
+    check('and settings can be chosen', {run.setting for run in of(settings=['learn_copy'])} == {'learn_copy'})
     equal = plan.Planner(plan.Experiment('e5_isoflop'), 'smoke', flops=lambda run: 100.0 if run.arm == 'causal' else 50.0)
     steps = {(run.setting, run.arm): run.steps for run in equal.runs('seeds')}
     check('equal FLOPs: half the FLOPs of a token, twice the steps',

@@ -15,6 +15,7 @@ import page
 import plan
 import report as reports
 import shards
+import stats
 import tables
 import verdicts
 from scipy import stats as reference
@@ -118,6 +119,30 @@ def recall(work):
     rows = {row[0]: row for row in rows}
     check('learnt in k of n', rows['strided'][1] == '5 of 5' and rows['shaw'][1] == '2 of 5' and rows['seer'][-1] == '-', rows['shaw'])
     check('one run of each is said to be one', 'One run of each arm' in section.warnings()[0], section.warnings())
+
+
+def learning(work):
+    """Steps until tasks are learnt, at the best of three rates: of causal the second, of asga too, as a run at the third diverges, of shaw none."""
+    book, setting = Planted(work, 'learning'), 'learn_copy'
+    steps = {('causal', 0.5): 80, ('causal', 1): 40, ('causal', 2): 60, ('asga', 0.5): 90, ('asga', 1): 80, ('asga', 2): 70}
+    for (arm, factor), at in steps.items():
+        for seed in range(1, 6):
+            curve = [[at - 10, 0.89], [at + seed, 0.9], [399, 0.5]]
+            event = 'diverged' if (arm, factor, seed) == ('asga', 2, 5) else 'done'
+            book.run('e7_recall', arm, seed, 0.1, setting=setting, factor=factor, event=event, accuracy={'items': 0.5},
+                     **({} if event == 'diverged' else {'accuracy_at': curve}))
+    for seed in range(1, 6):
+        for factor in (0.5, 1, 2):
+            book.run('e7_recall', 'shaw', seed, 2.0 + factor, setting=setting, factor=factor, accuracy={'items': 0.1}, accuracy_at=[[10, 0.1]])
+    report = book.report()
+    [section] = page.sections(report)
+    head, rows = cells(section.tables[0][1])
+    p = stats.logrank_p(*(report.learning['e7_recall', 'reduced', setting][arm].steps for arm in ('shaw', 'causal')), 399)
+    want = [['causal', '1', '5 of 5', '43', '41', '45', '94%', '-'], ['asga', '1', '5 of 5', '83', '81', '85', '94%'],
+            ['shaw', '0.5 (end of the rates)', '0 of 5', '> 399', '> 399', '> 399', '94%', f'{2 * p:.3g}']]
+    check('learning times at the best rate, censored where a task is not learnt', [row[1:len(of) + 1] for row, of in zip(rows, want)] == want, rows)
+    captions = [caption for caption, _ in section.pictures()]
+    check('and their picture', any('Steps until 90%' in caption for caption in captions), captions)
 
 
 def ratios(work):
@@ -369,6 +394,7 @@ def main(here):
     differences(here)
     sweeps(here)
     recall(here)
+    learning(here)
     ratios(here)
     pairs_of_results(here)
     cautious(here)

@@ -214,7 +214,10 @@ def kinds(out):
     found = records(out)
     of = lambda experiment, setting='': [r for r in found if r['experiment'] == experiment and setting in ('', r['setting'])]
     correct = lambda rs: [0 <= r['result']['accuracy']['items'] <= 1 for r in rs]
-    check('tasks with masks of their answers have items that count them', correct(of('e7_recall', 'mqar_tiny')) == [True] * 2)
+    check('tasks with masks of their answers have items that count them', correct(of('e7_recall', 'mqar_tiny')) == [True] * 4)
+    followed = {(r['arm'], r['lr']): [step for step, _ in r['result']['accuracy_at']] for r in of('e7_recall', 'mqar_tiny')}
+    check('at every rate of a setting, followed over steps', followed == {
+        (arm, lr): [6, 12] for arm in ('causal', 'sliding_window') for lr in (0.004, 0.008)}, followed)
     check('labelled examples have accuracy and F1', all(correct(of('e12_tasks'))) and
           all(0 <= r['result']['macro_f1']['items'] <= 1 for r in of('e12_tasks')) and len(of('e12_tasks')) == 2)
     wrote = [r for r in of('e9_cache') if r['kind'] == 'writes']

@@ -11,12 +11,15 @@ import signal
 from experiment_checks import check, close
 import findings
 import ledger
+import numpy
+import pandas as pd
 import results
 import stats
 import verdicts
 from packages import Refused
 from scipy import integrate
 from scipy import stats as reference
+from statsmodels.duration.survfunc import SurvfuncRight
 
 
 # ------------------------------------------------------------------------------------------------------------- statistics
@@ -40,6 +43,31 @@ def against_scipy():
     check('Holm', found[:2] + found[3:] == [0.03, 0.06, 0.06, 0.02] and math.isnan(found[2]), found)
     widths = [round(c.half_width / c.sd, 2) for c in (stats.compare(dict(enumerate(range(n))), dict.fromkeys(range(n), 0)) for n in (3, 5))]
     check('three seeds give a half-width of 2.48 sd, five 1.24', widths == [2.48, 1.24], widths)
+
+
+def learning():
+    """Steps until tasks are learnt: runs that never do are censored."""
+    never, series = math.inf, lambda *values: pd.Series(values, range(1, len(values) + 1), dtype=float)
+    samples = [series(*of) for of in ((50, 20, 40, 30, 10), (30, never, 20, 40, never), (never, 10, never, 20, never), (never,) * 5)]
+    found = [(one.learnt, one.median, one.low, one.high) for one in (stats.Learning(sample, 100) for sample in samples)]
+    check('medians and intervals of learning times, by hand', found == [
+        (5, 30, 10, 50), (3, 40, 20, never), (2, never, 10, never), (0, never, never, never)], found)
+    for sample in samples[:3]:
+        curve, one = SurvfuncRight(sample.clip(upper=100), (sample < never).astype(int)), stats.Learning(sample, 100)
+        with numpy.errstate(divide='ignore', invalid='ignore'): low, high = curve.quantile_ci(0.5)
+        median = curve.quantile(0.5)
+        check('and by Kaplan and Meier', ((never if math.isnan(median) else median), low, high) == (one.median, one.low, one.high), (median, low, high))
+    seven = stats.Learning(series(70, 10, 60, 20, 50, 30, 40), 100)
+    check('seven seeds leave out no order statistic, nine one at either end', (seven.low, seven.high) == (10, 70) and
+          stats.Learning(series(*range(10, 100, 10)), 100).low == 20, (seven.low, seven.high))
+    # At 10, 20, 30, 40 and 50 one of 10 to 6 at risk learns: expected in the group that does 1/2, 4/9, 3/8, 2/7 and 1/6.
+    shares = (1 / 2, 4 / 9, 3 / 8, 2 / 7, 1 / 6)
+    squared = (5 - sum(shares)) ** 2 / sum(share * (1 - share) for share in shares)
+    p = stats.logrank_p(samples[0], samples[3], 100)
+    check('the log-rank test, by hand', close(p, reference.chi2.sf(squared, 1)), p)
+    same = stats.logrank_p(series(20, 20), series(20, 20), 100)
+    check('equal times leave no doubt, and none at all nothing to test', same == 1 and
+          math.isnan(stats.logrank_p(samples[3], samples[3], 100)), same)
 
 
 def power():
@@ -273,6 +301,7 @@ def ledgers(work):
 
 def main(here):
     against_scipy()
+    learning()
     power()
     planted_verdicts(here)
     edge_cases(here)

@@ -13,6 +13,7 @@ TASKS = {
     'copy': {'T': 200, 'length': 8, 'distance': 64},
     'gap_copy': {'T': 200, 'length': 8, 'distance': 64},
     'mqar': {'T': 96, 'pairs': 8, 'queries': 3},
+    'induction': {'T': 64},
 }
 
 
@@ -32,6 +33,11 @@ def solve_gap_copy(words, task):
 def solve_mqar(words, task):
     found = re.search(re.escape(words[-1]) + '([a-p])', words[:-1])
     return found[1] if found else None
+
+
+def solve_induction(words, task):
+    at = words[:-1].find(':')
+    return words[at + 1] if at >= 0 else None
 
 
 def accuracy(rows, task, window, random):

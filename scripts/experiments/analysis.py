@@ -1,5 +1,6 @@
 """From ledgers to a table of runs, comparisons of arms and verdicts."""
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from statistics import mean
@@ -19,6 +20,7 @@ LABELS = ['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'factor']
 GROUP = ['experiment', 'scale', 'setting']   # arms that are compared with each other
 MEASURED = ['ms', 'ratio', 'first_ms', 'first_ratio', 'peak_bytes', 'cache_bytes', 'pairs_read', 'parameters', 'val_bpb']
 RECALL = ['copy_32', 'copy_64', 'copy_128']  # settings of e7_recall: letters from 32, 64 and 128 tokens back
+LEARNT = 0.9   # of the items right: a run has learnt its task
 UNTRAINED = ['timing', *TIMED]               # stages that measure times
 
 
@@ -48,7 +50,7 @@ def read_runs(paths):
 def frame(rows):
     """Runs as a DataFrame: labels, the record, and the numbers of its result, NaN where it has none."""
     runs = pd.DataFrame(rows, columns=[*LABELS, 'attempts', 'command', *numbers_of({'event': '', 'result': {}}, '')])
-    numbers = ['length', 'loss', 'half_loss', 'accuracy', 'f1', 'keys_read', 'bytes_ratio', *MEASURED]
+    numbers = ['length', 'loss', 'half_loss', 'accuracy', 'f1', 'learnt_at', 'horizon', 'keys_read', 'bytes_ratio', *MEASURED]
     runs[numbers] = runs[numbers].astype(float)
     writes = runs.stage == 'writes'
     runs['step_ratio'], runs['token_ratio'] = runs.ratio.where(~writes), runs.ratio.where(writes)
@@ -68,7 +70,8 @@ def numbers_of(record, stage):
     return {'record': record, 'event': record['event'], 'length': text or options.get('seq-len'),
             'loss': loss if record['event'] == 'done' else None,
             'half_loss': half_loss(r.get('validation') or []), 'weights': r.get('weights_hash'),
-            'accuracy': over_files('accuracy'), 'f1': over_files('macro_f1'),
+            'accuracy': over_files('accuracy'), 'f1': over_files('macro_f1'), 'learnt_at': learnt_at(r),
+            'horizon': record.get('options', {}).get('steps', r.get('steps')),
             'keys_read': r.get('sparse_reading', {}).get('validation', {}).get('pairs_read'),
             'bytes_ratio': own / base if own and base else None, **{name: r.get(name) for name in MEASURED}}
 
@@ -78,6 +81,33 @@ def half_loss(validation):
     points = [(tokens, loss) for _, tokens, loss, _ in validation if tokens and loss is not None]
     if len(points) < 2 or points[0][0] > points[-1][0] / 2: return None
     return float(numpy.interp(points[-1][0] / 2, *zip(*points)))
+
+
+def learnt_at(result):
+    """The step of the first evaluation with LEARNT of the items right, infinite without one; None for runs evaluated only once."""
+    if 'accuracy_at' not in result: return None
+    return next((step for step, share in result['accuracy_at'] if share >= LEARNT), math.inf)
+
+
+def at_best_rates(runs):
+    """The runs of every arm at its best of several rates: that of the fewest steps until the task is learnt, on average over seeds
+    (all its steps, where a run never learns it), then of the lowest loss."""
+    costs = runs.assign(spent=runs.learnt_at.fillna(math.inf).clip(upper=runs.horizon), lost=runs.loss.fillna(math.inf))
+    means = costs.groupby([*GROUP, 'arm', 'factor'])[['spent', 'lost']].mean().sort_values(['spent', 'lost'], kind='stable')
+    best = means.reset_index().drop_duplicates([*GROUP, 'arm']).set_index([*GROUP, 'arm', 'factor']).index
+    return runs[pd.MultiIndex.from_frame(runs[[*GROUP, 'arm', 'factor']]).isin(best)]
+
+
+def learning_of(runs, baseline):
+    """arm -> Learning in one setting, with Holm's correction over all arms; empty where accuracy was not followed over steps."""
+    if runs.learnt_at.isna().all(): return {}
+    found, horizon = {}, int(runs.horizon.max())
+    for arm, own in runs.groupby('arm', sort=False):
+        found[arm] = stats.Learning(own.set_index('seed').learnt_at.fillna(math.inf), horizon, own.factor.iloc[0])
+    for arm, one in found.items():
+        if arm != baseline and baseline in found: one.p = stats.logrank_p(one.steps, found[baseline].steps, horizon)
+    stats.adjust(found.values())
+    return found
 
 
 def by_seed(runs, column='loss'):
@@ -126,9 +156,15 @@ class Report:
         self.timed = runs[runs.stage.isin(UNTRAINED) & (runs.event == 'done')]
         planned = [arm in self.experiments[name].arms for name, arm in zip(runs.experiment, runs.arm)]
         trained = runs[~runs.stage.isin(['sweep', *UNTRAINED]) & pd.Series(planned, runs.index, dtype=bool)]
+        swept = pd.Series([bool(self.experiments[name].settings.get(setting, {}).get('rates'))
+                           for name, setting in zip(trained.experiment, trained.setting)], trained.index, dtype=bool)
+        trained = trained[~swept | trained.index.isin(at_best_rates(trained[swept]).index)]
         self.trained = trained.drop_duplicates([*GROUP, 'arm', 'seed'], keep='last')   # the last planned of several rates
         self.comparisons = {group: self._compare(self.experiments[group[0]], of)
                             for group, of in self.trained.groupby(GROUP, sort=False)}
+        of_tasks = lambda name, _, setting: 'task' in self.experiments[name].settings.get(setting, {})
+        self.learning = {group: found for group, of in self.trained.groupby(GROUP, sort=False)
+                         if of_tasks(*group) and (found := learning_of(of, self.experiments[group[0]].baseline))}
         self.findings = list(find(self.claims, self))
         self.not_measured = [claim for claim in self.claims if all(one.claim is not claim for one in self.findings)]
 

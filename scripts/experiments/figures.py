@@ -96,6 +96,23 @@ def draw_series(e, runs, key, label, x, begin=0.0, baseline=None):
     return draw_panels(e, panels, x, label)
 
 
+def draw_learning(e, learning):
+    """A panel for each setting of {setting: {arm: Learning}}: medians with intervals, an arrow where one lies beyond the horizon."""
+    arms = [arm for arm in reversed(e.arms) if any(arm in of for of in learning.values())]
+    figure, places = pyplot.subplots(1, len(learning), sharey=True, squeeze=False, layout='constrained',
+                                     figsize=(2.2 * len(learning) + 1.6, 1.1 + 0.22 * len(arms)))
+    for ax, (setting, of) in zip(places.flat, learning.items()):
+        for arm, one in of.items():
+            row, censored = arms.index(arm), {'color': COLORS[1], 'marker': '>', 'linestyle': ''}
+            ax.plot([min(value, one.horizon) for value in (one.low, one.high)], [row, row], color=COLORS[0])
+            if one.median < math.inf: ax.plot(one.median, row, color=COLORS[0], marker='o', markersize=4)
+            if one.high == math.inf: ax.plot(one.horizon, row, **censored)
+        ax.set_title('\n'.join(textwrap.wrap(e.label(setting), 26)), fontsize=8)
+        ax.set(xlabel='optimiser steps', xlim=(0, None))
+    places[0, 0].set_yticks(range(len(arms)), arms, fontsize=8)
+    return svg(figure, f'{e.name}: steps until the task is learnt')
+
+
 def draw_horizons(e, horizons):
     """Differences to the baseline against tokens of a run: {tokens: comparisons}."""
     lines = {arm: [(tokens, of[arm, e.baseline].mean) for tokens, of in horizons.items() if (arm, e.baseline) in of] for arm in e.arms}

@@ -4,11 +4,11 @@ import re
 from statistics import mean
 
 import figures
-from analysis import UNTRAINED, by_length, copied, sweep_means
+from analysis import LEARNT, UNTRAINED, by_length, copied, sweep_means
 from guards import cautions, unigram_loss
 from packages import EXIT_DATA, HERE, ROOT, Refused
 from plan import SCALES, TIMED, shape_name
-from tables import LEARNT, arm_table, comparison_table, grid_table, horizon_table, sweep_table, time_table
+from tables import arm_table, comparison_table, grid_table, horizon_table, learning_table, sweep_table, time_table
 from verdicts import EQUIVALENT, IDENTITY, NATS, OPPOSITE, REPRODUCED, SAME, STRUCK, TRANSIENT
 
 SETTINGS_AS_ONE = 4   # with so many settings a table of arms x settings comes first
@@ -46,6 +46,7 @@ class Section:
         self.name, self.scale, self.experiment, self.title = name, scale, report.experiments[name], report.experiments[name].title
         self.runs, self.trained, self.timed, self.sweep = map(of, (report.runs, report.trained, report.timed, report.sweep))
         self.comparisons = {setting: c for (e, at, setting), c in report.comparisons.items() if (e, at) == (name, scale)}
+        self.learning = {setting: of for (e, at, setting), of in report.learning.items() if (e, at) == (name, scale)}
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
         self.committed = report.committed
@@ -125,6 +126,8 @@ class Section:
         if self.asks.any(): shown, folded = [(f'{title}: accuracy', grid_table(e, self.trained[self.asks], 'accuracy'))], by_arm
         elif len(by_arm) >= SETTINGS_AS_ONE:
             shown, folded = [(f'{title}: mean validation loss, and runs that diverged', grid_table(e, self.trained))], by_arm
+        if self.learning:
+            shown = [(f'{title}: steps until {LEARNT:.0%} of the items are right', learning_table(e, self.learning)), *shown]
         if len(horizons := self.horizons()) > 2:
             shown = [(f'{title}: differences against the length of a run', horizon_table(horizons, e.baseline)), *shown]
         for setting, comparisons in self.comparisons.items():
@@ -181,6 +184,9 @@ class Section:
             found.append((f'Differences by seed with 95% intervals{", and the published numbers" if lines[0][2] is not None else ""}',
                           figures.draw_forest(lines)))
         found.append(('Worth and cost of every arm; a dash: not measured', figures.draw_costs(e, self.costs())))
+        if self.learning:
+            found.append((f'Steps until {LEARNT:.0%} of the items are right: medians with intervals, an arrow where one lies beyond the end '
+                          'of the runs', figures.draw_learning(e, self.learning)))
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))

@@ -32,7 +32,7 @@ KEYS = {   # of each kind of table: those that it must have, and others
     'experiment': ({'title', 'baseline', 'arms', 'scales'}, set(DEFAULTS)),
     'arm': (set(), {'variant', 'label', 'options', 'ignore', 'from'}),
     'setting': (set(), {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
-                        'resumes_at', 'evaluate', 'turns', 'writes', 'seeds', 'relative_seconds', 'released'}),
+                        'resumes_at', 'evaluate', 'turns', 'writes', 'seeds', 'rates', 'relative_seconds', 'released'}),
     'turns': ({'rounds'}, {'steps'}),
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
     'sweep': (set(), {'rates', 'seeds', 'like', 'setting'}),
@@ -143,7 +143,10 @@ class Experiment:
         for table in self.settings.values():
             choose('equal', table.get('equal', 'tokens'), EQUAL)
             if 'after' in table: choose('setting', table['after'], self.settings)
-            elif 'resumes_at' in table:
+            if self.settings.get(table.get('after'), {}).get('rates'):
+                raise Refused(f'{self.path}: [settings.{table["after"]}] has `rates`, so that its weights are those of no one rate; a setting '
+                              'cannot come `after` it')
+            if 'resumes_at' in table and 'after' not in table:
                 raise Refused(f'{self.path}: resumes_at is a step of the setting that this one is `after`; name it')
             if table.get('resumes_at', 1) < 1 or 'resumes_at' in table and table.get('evaluate'):
                 raise Refused(f'{self.path}: resumes_at is a step, from 1, of settings that train')
@@ -204,10 +207,12 @@ class Planner:
     """The runs of one experiment at one scale. Optional functions give what only a session knows: `rate_of(arm)` the best factor of the
     scale's rate, `steps_of(run)` its steps for equal seconds, `flops(run)` the FLOPs of a token, None where the trainer is not built."""
 
-    def __init__(self, experiment, scale, arms=None, seeds=None, rate_of=None, steps_of=None, flops=None):
+    def __init__(self, experiment, scale, arms=None, seeds=None, rate_of=None, steps_of=None, flops=None, settings=None):
         self.experiment, self.scale, self.table = experiment, scale, experiment.scale(scale)
         self.arms = experiment.chosen_arms(scale, arms)
-        self.seeds = self.table['seeds'] if seeds is None else seeds
+        for name in settings or []: choose('setting', name, experiment.settings)
+        self.only = settings or experiment.settings
+        self.asked, self.seeds = seeds, self.table['seeds'] if seeds is None else seeds
         self.rates = self.table.get('rates') or experiment.sweep.get('rates', [])
         self.rate_of = rate_of or (lambda arm: 1.0)
         self.steps_of = steps_of or (lambda run: run.steps)
@@ -227,7 +232,7 @@ class Planner:
     def settings(self, stage):
         """The settings of a stage at this scale."""
         return {name: table for name, table in self.experiment.settings.items()
-                if self.stage_of(name) == ('seconds' if stage == 'timing' else stage) and self.scale in table.get('scales', SCALES)}
+                if self.stage_of(name) == ('seconds' if stage == 'timing' else stage) and self.scale in table.get('scales', SCALES) and name in self.only}
 
     def stages(self):
         """The stages of this plan, in order."""
@@ -245,13 +250,17 @@ class Planner:
             like = self.experiment.sweep.get('like', {})   # arms with the rate of another one
             arms = [arm for arm in self.arms if 'from' not in self.experiment.arms[arm] and arm not in like]
             return [self._run(stage, arm, first, seed, factor) for seed in seeds for factor in self.rates for arm in arms]
-        settings, rounds = self.settings(stage), self.seeds
-        if stage in TIMED: rounds = max(map(rounds_of, settings.values()), default=0)
-        if stage == 'timing': rounds = 1 if self.scale == 'smoke' else TIMING_ROUNDS
-        return [self._run(stage, arm, setting, seed, self.rate_of(arm))
-                for seed in range(1, rounds + 1) for setting, table in settings.items() for arm in self.arms
-                if seed <= (rounds_of(table) or table.get('seeds', seed))
-                and arm in self.experiment.arms_of(setting) and self._can_start(setting, arm)]
+        settings, timed = self.settings(stage), 1 if self.scale == 'smoke' else TIMING_ROUNDS
+        rounds = {name: rounds_of(table) or (timed if stage == 'timing' else self.seeds_of(table)) for name, table in settings.items()}
+        return [self._run(stage, arm, setting, seed, factor)
+                for seed in range(1, max(rounds.values(), default=0) + 1) for setting, table in settings.items() for arm in self.arms
+                if seed <= rounds[setting] and arm in self.experiment.arms_of(setting) and self._can_start(setting, arm)
+                for factor in table.get('rates') or [self.rate_of(arm)]]
+
+    def seeds_of(self, setting):
+        """The number of seeds of a setting: its own, or the scale's; no more than were asked for."""
+        own = setting.get('seeds', self.seeds)
+        return own if self.asked is None else min(own, self.asked)
 
     def _can_start(self, setting, arm):
         """False where all rates of the sweep diverged, of this arm or of one that it starts from."""

@@ -133,6 +133,9 @@ def evaluations(events):
     bins whose targets are all masked; shares that --attention psa or adaspa has read, of the validation tokens or of items."""
     found, of_items = {}, [r for r in events['evaluation'] if 'task' in r]
     if of_items: found['accuracy'] = {r['task']: r.get('acc_sum') for r in of_items}
+    by_step = defaultdict(list)
+    for r in of_items: by_step[r.get('step')].append(r.get('acc_sum'))
+    if len(by_step) > 1: found['accuracy_at'] = [[step, mean(shares)] for step, shares in by_step.items() if all(map(finite, shares))]
     if f1 := {r['task']: r['macro_f1'] for r in of_items if finite(r.get('macro_f1'))}: found['macro_f1'] = f1
     bins = events['loss_by_position'][-1].get('bins') or [] if events['loss_by_position'] else []
     if points := [[(b['first'] + b['last']) / 2, b['loss']] for b in bins if finite(b.get('loss'))]: found['by_position'] = points

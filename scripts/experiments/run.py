@@ -40,6 +40,7 @@ def parse(arguments):
     add('--scale', default='reduced', help=f'{", ".join(SCALES)} (default reduced)')
     add('--seeds', type=int, help='number of seeds (default: the plan\'s); 0: the sweep alone')
     add('--arms', nargs='+', help='arms to run beside the baseline (default: all)')
+    add('--settings', nargs='+', help='settings to run (default: all)')
     add('--jobs', type=int, default=0, help='runs at once, several per GPU if above the number of GPUs (default: one per GPU; on a CPU '
         'one, at scale smoke one per processor)')
     add('--ranks', type=int, default=1, help='ranks of a run, a GPU each')

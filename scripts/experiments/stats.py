@@ -2,7 +2,7 @@
 
 Initialisation and data order depend on the seed alone, so runs of two arms with one seed are a pair. Comparisons have Student's
 intervals, p values with Holm's correction over the arms of a table, two one-sided tests (TOST) of a difference that is small, and
-a sign test for differences of skewed sizes.
+a sign test for differences of skewed sizes. Learning times are not paired: a run may end before it has learnt.
 """
 import functools
 import math
@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import numpy
 import pandas as pd
 from scipy import stats as scipy
+from statsmodels.duration.survfunc import survdiff
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
+
+from turns import median_interval
 
 ALPHA, POWER = 0.05, 0.8
 SHRINKS = 0.8   # a difference below this share of the one at half of the tokens is still shrinking
@@ -79,6 +82,31 @@ def adjust(comparisons):
     tested = [c for c in comparisons if not math.isnan(c.adjusted)]
     if not tested: return
     for comparison, p in zip(tested, multipletests([c.p for c in tested], method='holm')[1]): comparison.adjusted = float(p)
+
+
+@dataclass
+class Learning:
+    """Steps until the runs of an arm have learnt a task, by seed, infinite for runs that end after `horizon` steps without: their median
+    with an interval of order statistics, which such runs leave exact, as all have one length; p of the log-rank test against the
+    baseline, and `adjusted`, which is p until Holm's correction."""
+    steps: pd.Series
+    horizon: int
+    factor: float = 1.0     # of the scale's rate
+    p: float = math.nan
+    identical: bool = False
+
+    def __post_init__(self):
+        self.learnt, self.adjusted = int((self.steps < math.inf).sum()), self.p
+        self.median, self.low, self.high, self.coverage = median_interval(self.steps)
+
+
+def logrank_p(one, other, horizon):
+    """p of equal learning times of two arms (log-rank test); NaN where no run has learnt."""
+    times = pd.concat([one, other]).to_numpy(float)
+    learnt = times < math.inf
+    if not learnt.any(): return math.nan
+    if len(numpy.unique(times)) == 1: return 1.0
+    return float(survdiff(times.clip(max=horizon), learnt.astype(int), numpy.repeat([0, 1], [len(one), len(other)]))[1])
 
 
 def tost_p(differences, margin):

@@ -4,13 +4,12 @@ import math
 import pandas as pd
 
 import stats
-from analysis import by_seed, sweep_means
+from analysis import LEARNT, by_seed, sweep_means
 from findings import words_of
 from turns import median_interval
 from verdicts import NATS
 
 EMPTY = '-'
-LEARNT = 0.9   # of the items right: the run has learnt the task
 
 
 def number(value, form='.4f'):
@@ -87,6 +86,20 @@ def comparison_table(comparisons, baseline):
     rows = [[arm, against, interval(c), number(c.half, '+.4f'), str(c.pairs), number(c.adjusted, '.3g'), number(c.detectable, '.3f')]
             for (arm, against), c in comparisons.items() if against != baseline]
     return pd.DataFrame(rows, columns=['arm', 'against', 'difference', 'at half of the tokens', 'pairs', 'p (Holm)', 'smallest detectable'])
+
+
+def learning_table(e, learning):
+    """Steps until a task is learnt: {setting: {arm: Learning}}."""
+    rows = []
+    for setting, arms in learning.items():
+        for arm, one in arms.items():
+            steps = lambda value: f'{value:g}' if value < math.inf else f'> {one.horizon}'
+            rates = e.settings[setting].get('rates', [])
+            end = ' (end of the rates)' if len(rates) > 1 and one.factor in (min(rates), max(rates)) else ''
+            rows.append({'task': e.label(setting), 'arm': arm, 'rate x': f'{one.factor:g}{end}', 'learnt': f'{one.learnt} of {len(one.steps)}',
+                         'median of steps': steps(one.median), 'from': steps(one.low), 'to': steps(one.high),
+                         'coverage': f'{100 * one.coverage:.0f}%', 'p (log-rank, Holm)': number(one.adjusted, '.3g')})
+    return table_of(rows)
 
 
 def horizon_table(horizons, baseline):

@@ -4,7 +4,8 @@ Each row of T tokens begins with the end-of-text token; --shuffle 0 --seq-len T 
 Writes task_train_000001.bin and task_val_000000.bin, task_manifest.json, and items.bin for --eval-data: one answer token per row
 with all possible symbols as choices (16 of a large vocabulary), so that chance is one over their number.
 
-Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (2312.04927), Bigram-Backcopy after 2410.13835.
+Sources: copying after Jelassi et al. (arXiv 2402.01032), MQAR after Zoology (2312.04927), induction after H3 (2212.14052),
+Bigram-Backcopy after 2410.13835.
 """
 import json
 from pathlib import Path
@@ -119,7 +120,18 @@ def backcopy(task, n, random):
     return Rows(tokens, answers, answers - 2, BACKCOPY)
 
 
-KINDS = {'copy': copy, 'gap_copy': gap_copy, 'mqar': mqar, 'backcopy': backcopy}
+def induction(task, n, random):
+    """Random letters with a colon at a random place. The row ends with a second colon and the letter that stands behind the first."""
+    T, rows = task['T'], np.arange(n)
+    tokens = empty(task, n, 6)
+    tokens[:, 1:] = random.choice(LETTERS, (n, T - 1))
+    colons = random.integers(1, T - 3, n)
+    tokens[rows, colons] = tokens[:, T - 2] = ord(':')
+    tokens[:, T - 1] = tokens[rows, colons + 1]
+    return Rows(tokens, np.full((n, 1), T - 1), colons[:, None] + 1, LETTERS)
+
+
+KINDS = {'copy': copy, 'gap_copy': gap_copy, 'mqar': mqar, 'backcopy': backcopy, 'induction': induction}
 
 
 def make(task, part, n):

@@ -14,7 +14,7 @@ class Work:
     def __init__(self, session, experiment, say=print):
         self.session, self.experiment, self.say, o = session, experiment, say, session.options
         self._rates = {}     # best ones, once the sweep is finished
-        self.planner = Planner(self.experiment, o.scale, o.arms, o.seeds, self.rate_of, self.steps_of, session.flops)
+        self.planner = Planner(self.experiment, o.scale, o.arms, o.seeds, self.rate_of, self.steps_of, session.flops, o.settings)
 
     def runs(self, stage):
         return [self.session.identify(run) for run in self.planner.runs(stage)]
