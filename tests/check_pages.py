@@ -235,7 +235,8 @@ def learning_times(page):
     """Medians, intervals and p of every arm, and the arms that never learn the task."""
     times = page.report.learning['e7_recall', 'reduced', 'learn_copy']
     p = lambda one: f', p {one.adjusted:.3f}' if one.adjusted == one.adjusted else ''
-    page.says('learning times', *(f'{arm} {one.median:g} ({one.low:g} to {one.high:g}{p(one)})' for arm, one in times.items() if one.learnt))
+    page.says('learning times', *(f'{arm} {one.median:g} ({one.low:g} to {one.high:g}{p(one)})'
+                                  for arm, one in times.items() if one.learnt))
     never = [arm for arm, one in times.items() if not one.learnt]
     page.says('what is never learnt', f'no run of {" or ".join(never)} in {times[never[0]].horizon} steps{p(times[never[0]])}')
     check('the page: equal p of arms without a run that has learnt', len({p(times[arm]) for arm in never}) == 1)

@@ -167,8 +167,8 @@ class Section:
             found.append((f'Differences by seed with 95% intervals{", and the published numbers" if lines[0][2] is not None else ""}',
                           figures.draw_forest(lines)))
         if self.learning:
-            found.append((f'Steps until {LEARNT:.0%} of the items are right: medians with intervals, an arrow where one lies beyond the end '
-                          'of the runs', figures.draw_learning(e, self.learning)))
+            found.append((f'Steps until {LEARNT:.0%} of the items are right: medians with intervals, an arrow where one lies beyond the '
+                          'end of the runs', figures.draw_learning(e, self.learning)))
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))
