@@ -260,6 +260,17 @@ def recall_in_words(page):
         check(f'the page: e7_recall at scale medium, {name}', all(found), (row, found))
 
 
+def learning_times(page):
+    """Medians, intervals and p of every arm, and the arms that never learn the task."""
+    times = page.report.learning['e7_recall', 'reduced', 'learn_copy']
+    p = lambda one: f', p {one.adjusted:.3f}' if one.adjusted == one.adjusted else ''
+    page.says('learning times', *(f'{arm} {one.median:g} ({one.low:g} to {one.high:g}{p(one)})'
+                                  for arm, one in times.items() if one.learnt))
+    never = [arm for arm, one in times.items() if not one.learnt]
+    page.says('what is never learnt', f'no run of {" or ".join(never)} in {times[never[0]].horizon} steps{p(times[never[0]])}')
+    check('the page: equal p of arms without a run that has learnt', len({p(times[arm]) for arm in never}) == 1)
+
+
 def read_by_sections(page):
     """The report's sections have the page's sentences, each where its runs are, and none of another ledger."""
     said = {(part.name, part.scale): part.reading() for part in sections(page.report)}
@@ -287,4 +298,5 @@ def main(_):
     sentences(page)
     speeds(page)
     recall_in_words(page)
+    learning_times(page)
     read_by_sections(page)

@@ -122,7 +122,7 @@ def recall(work):
 
 
 def learning(work):
-    """Steps until tasks are learnt, at the best of three rates: of causal the second, of asga too, as a run at the third diverges, of shaw none."""
+    """Steps until tasks are learnt, at the best of three rates: the second, also for asga, of which a run at the third diverges."""
     book, setting = Planted(work, 'learning'), 'learn_copy'
     steps = {('causal', 0.5): 80, ('causal', 1): 40, ('causal', 2): 60, ('asga', 0.5): 90, ('asga', 1): 80, ('asga', 2): 70}
     for (arm, factor), at in steps.items():
@@ -133,14 +133,16 @@ def learning(work):
                      **({} if event == 'diverged' else {'accuracy_at': curve}))
     for seed in range(1, 6):
         for factor in (0.5, 1, 2):
-            book.run('e7_recall', 'shaw', seed, 2.0 + factor, setting=setting, factor=factor, accuracy={'items': 0.1}, accuracy_at=[[10, 0.1]])
+            book.run('e7_recall', 'shaw', seed, 2.0 + factor, setting=setting, factor=factor, accuracy={'items': 0.1},
+                     accuracy_at=[[10, 0.1]])
     report = book.report()
     [section] = page.sections(report)
     head, rows = cells(section.tables[0][1])
     p = stats.logrank_p(*(report.learning['e7_recall', 'reduced', setting][arm].steps for arm in ('shaw', 'causal')), 399)
     want = [['causal', '1', '5 of 5', '43', '41', '45', '94%', '-'], ['asga', '1', '5 of 5', '83', '81', '85', '94%'],
             ['shaw', '0.5 (end of the rates)', '0 of 5', '> 399', '> 399', '> 399', '94%', f'{2 * p:.3g}']]
-    check('learning times at the best rate, censored where a task is not learnt', [row[1:len(of) + 1] for row, of in zip(rows, want)] == want, rows)
+    check('learning times at the best rate, censored where a task is not learnt',
+          [row[1:len(of) + 1] for row, of in zip(rows, want)] == want, rows)
     captions = [caption for caption, _ in section.pictures()]
     check('and their picture', any('Steps until 90%' in caption for caption in captions), captions)
 

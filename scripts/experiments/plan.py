@@ -144,8 +144,8 @@ class Experiment:
             choose('equal', table.get('equal', 'tokens'), EQUAL)
             if 'after' in table: choose('setting', table['after'], self.settings)
             if self.settings.get(table.get('after'), {}).get('rates'):
-                raise Refused(f'{self.path}: [settings.{table["after"]}] has `rates`, so that its weights are those of no one rate; '
-                              'a setting cannot come `after` it')
+                raise Refused(f'{self.path}: [settings.{table["after"]}] has `rates`, so that there is no one run to start from; name '
+                              'another setting as `after`')
             if 'resumes_at' in table and 'after' not in table:
                 raise Refused(f'{self.path}: resumes_at is a step of the setting that this one is `after`; name it')
             if table.get('resumes_at', 1) < 1 or 'resumes_at' in table and table.get('evaluate'):
@@ -232,8 +232,8 @@ class Planner:
     def settings(self, stage):
         """The settings of a stage at this scale."""
         return {name: table for name, table in self.experiment.settings.items()
-                if self.stage_of(name) == ('seconds' if stage == 'timing' else stage)
-                and self.scale in table.get('scales', SCALES) and name in self.only}
+                if name in self.only and self.stage_of(name) == ('seconds' if stage == 'timing' else stage)
+                and self.scale in table.get('scales', SCALES)}
 
     def stages(self):
         """The stages of this plan, in order."""

@@ -97,9 +97,9 @@ def learning_table(e, learning):
             rates = e.settings[setting].get('rates', [])
             end = ' (end of the rates)' if len(rates) > 1 and one.factor in (min(rates), max(rates)) else ''
             rows.append({'task': e.label(setting), 'arm': arm, 'rate x': f'{one.factor:g}{end}',
-                         'learnt': f'{one.learnt} of {len(one.steps)}',
-                         'median of steps': steps(one.median), 'from': steps(one.low), 'to': steps(one.high),
-                         'coverage': f'{100 * one.coverage:.0f}%', 'p (log-rank, Holm)': number(one.adjusted, '.3g')})
+                         'learnt': f'{one.learnt} of {len(one.steps)}', 'median of steps': steps(one.median),
+                         'from': steps(one.low), 'to': steps(one.high), 'coverage': f'{100 * one.coverage:.0f}%',
+                         'p (log-rank, Holm)': number(one.adjusted, '.3g')})
     return table_of(rows)
 
 
