@@ -109,7 +109,10 @@ def compare(name, folder):
     text_of = {file.name: file.read_bytes() for file in Path('scripts/attention_torch').glob('*.py') if file.name != '__init__.py'}
     carried = {file.name: file.read_bytes() for file in folder.glob('*.py')}
     assert carried == ({} if plain else text_of), f'{folder}: the *.py files are not those of scripts/attention_torch; make all'
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=None if plain else True).eval()
+    model, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=None if plain else True, output_loading_info=True)
+    misfits = [info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')]
+    assert not any(misfits), f'{folder}: {misfits}'
+    model.eval()
     differences = []
     for T in LENGTHS:
         ids = random_ids(model, folder, T)
