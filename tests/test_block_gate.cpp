@@ -7,6 +7,7 @@
 #include "tests/attention_case.h"
 #include "tests/catch.h"
 #include "tests/check.h"
+#include "tests/errors.h"
 #include "tests/threads.h"
 #include "tests/whole_model.h"
 
@@ -95,13 +96,7 @@ double sum_of(const Numbers& numbers) {
 /// The sentence that the variant refuses the settings with; empty when it does not.
 template <class A>
 std::string refusal(int NH, int NKV, const Settings& settings) {
-    try {
-        Case<A>({1, 1, NH, NKV, 8, settings});
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::usage);
-        return error.what();
-    }
-    return "";
+    return refusal(Exit::usage, [&] { Case<A>({1, 1, NH, NKV, 8, settings}); });
 }
 bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

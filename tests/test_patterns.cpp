@@ -9,8 +9,7 @@
 #include "attention/longformer.cuh"
 #include "attention/sinks.cuh"
 #include "attention/sliding_window.cuh"
-#include "model/base/error.h"
-#include "tests/catch.h"
+#include "tests/errors.h"
 
 namespace {
 
@@ -209,21 +208,12 @@ TEST_CASE("bigbird draws distinct earlier blocks, each equally often, another ro
 }
 
 TEST_CASE("static patterns refuse settings that make no sense together, naming the range", "[attention]") {
-    auto refusal = [](auto make) -> std::string {
-        try {
-            make();
-        } catch (const Error& error) {
-            CHECK(error.code == Exit::usage);
-            return error.what();
-        }
-        return "";
-    };
-    CHECK(refusal([] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 17}}); })
+    CHECK(refusal(Exit::usage, [] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 17}}); })
               .find("must be from 0 to 16") != std::string::npos);
     for (int globals : {3, 8})
-        CHECK(refusal([&] { pattern<deepspeed_fixed>({{"deepspeed_fixed_globals", globals}}); })
+        CHECK(refusal(Exit::usage, [&] { pattern<deepspeed_fixed>({{"deepspeed_fixed_globals", globals}}); })
                   .find("must be from 1 to 4 and divide 4") != std::string::npos);
-    CHECK(refusal([] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 16}}); }) == "");
+    CHECK(refusal(Exit::usage, [] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 16}}); }) == "");
 }
 
 TEST_CASE("documents begin where the token between them stands, and at the row's first token", "[attention][documents]") {

@@ -2,7 +2,7 @@
 #include "model/operations/linear.cuh"
 
 #include "tests/attention_case.h"
-#include "tests/catch.h"
+#include "tests/errors.h"
 #include "tests/gpu/device_array.h"
 
 namespace {
@@ -166,15 +166,10 @@ TEST_CASE("linear layers on the GPU say which product failed and why", "[gpu][li
     LinearCase<bf16> layer(16, 8, 24);
     DeviceArray<bf16> out(size_t(16) * 24 + 8, NAN);
     auto complains = [](Exit code, const std::string& words, auto work) {
-        try {
-            work();
-        } catch (const Error& error) {
-            INFO(error.what());
-            CHECK(std::string(error.what()).find(words) != std::string::npos);
-            CHECK(error.code == code);
-            return;
-        }
-        FAIL("nothing was thrown");
+        const Error error = error_of(work);
+        INFO(error.what());
+        CHECK(says(error, {words}));
+        CHECK(error.code == code);
     };
     const bf16* no_bias = nullptr;
     complains(Exit::rank, "the product (16, 8) x (24, 8)^T, bf16 to bf16 got the address", [&] {

@@ -2,7 +2,7 @@
 // On a machine without a GPU they run on the emulator. Linear layers are in test_linear_gpu.cpp.
 #include "model/device/memory.cuh"
 #include "model/operations/checksum.cuh"
-#include "tests/catch.h"
+#include "tests/errors.h"
 
 #include <cmath>
 
@@ -11,17 +11,6 @@
 #include "tests/ops.h"
 
 namespace {
-
-/// The sentence that an operation refuses its arguments with, and the exit code.
-template <class Call>
-std::string refusal(Call call, Exit code) {
-    try {
-        call();
-    } catch (const Error& error) {
-        return error.code == code ? error.what() : "another exit code";
-    }
-    return "";
-}
 
 /// Tokens of which some fill more than one run, one of them several.
 std::vector<int32_t> frequent_tokens() {
@@ -254,21 +243,21 @@ TEST_CASE("GPU operations refuse sizes that they cannot read 16 bytes at a time,
     On<GPU, int32_t> i(std::vector<int32_t>(8));
     GPU device = test_gpu();
     float* p = x.data();
-    CHECK(refusal([&] { rmsnorm_forward(device, p, p, p, p, 1, 12, 1e-5); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { rmsnorm_forward(device, p, p, p, p, 1, 12, 1e-5); }) ==
           "RMSNorm on the GPU needs the number of channels to be a multiple of 8, not 12");
-    CHECK(refusal([&] { rmsnorm_forward(device, p, p, p, p, 1, 8200, 1e-5); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { rmsnorm_forward(device, p, p, p, p, 1, 8200, 1e-5); }) ==
           "RMSNorm on the GPU is for up to 8192 channels, not 8200");
-    CHECK(refusal([&] { swiglu_forward(device, p, p, 1, 7); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { swiglu_forward(device, p, p, 1, 7); }) ==
           "SwiGLU on the GPU needs the width of the feed-forward network to be a multiple of 8, not 7");
-    CHECK(refusal([&] { cross_entropy(device, p, p, i.data(), 1, 513, 0.0f); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { cross_entropy(device, p, p, i.data(), 1, 513, 0.0f); }) ==
           "cross-entropy on the GPU needs the size of the vocabulary to be a multiple of 8, not 513");
-    CHECK(refusal([&] { embedding_forward(device, p, i.data(), p, 1, 4); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { embedding_forward(device, p, i.data(), p, 1, 4); }) ==
           "the embedding on the GPU needs the number of channels to be a multiple of 8, not 4");
     const QkShape<float> large{1, 1, 1, 1, 264, p, p, p, p};
-    CHECK(refusal([&] { qk_norm_rope_forward(device, p, p, p, p, large, 1e-5); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { qk_norm_rope_forward(device, p, p, p, p, large, 1e-5); }) ==
           "RoPE on the GPU supports head sizes up to 256, not 264");
     device.workspace.bytes = 16;
-    CHECK(refusal([&] { rmsnorm_backward(device, p, p, p, p, p, p, 1, 8, {}, {}); }, Exit::out_of_memory) ==
+    CHECK(refusal(Exit::out_of_memory, [&] { rmsnorm_backward(device, p, p, p, p, p, p, 1, 8, {}, {}); }) ==
           "the backward of RMSNorm needs 32 bytes of workspace and has 16");
 }
 
