@@ -64,16 +64,7 @@ TEST_CASE("GPU rmsnorm: overwriting and adding; one row, a partial block, severa
     check_on_gpu<float>(RmsNorm{1100, 8, Write::overwrite, Write::overwrite});      // more partial sums than are read at a time
 }
 
-TEST_CASE("GPU rmsnorm: a row of zeros gives zeros and a finite gradient", "[gpu][ops]") {
-    On<GPU, float> zeros(std::vector<float>(8)), ones(std::vector<float>(8, 1)), out(std::vector<float>(8, 1)),
-        dinp(std::vector<float>(8, 1)), dweight(std::vector<float>(8, 1)), rstd(std::vector<float>(1));
-    rmsnorm_forward(test_gpu(), out.data(), rstd.data(), zeros.data(), ones.data(), 1, 8, 1e-6);
-    rmsnorm_backward(test_gpu(), dinp.data(), dweight.data(), ones.data(), zeros.data(), ones.data(), rstd.data(), 1, 8,
-                     Write::overwrite, Write::overwrite);
-    CHECK(bit_difference(out.numbers(), zeros.numbers()) == "");
-    CHECK(difference(dinp.numbers(), std::vector<double>(8, 1000), rounding<float>(1)) == "");
-    CHECK(bit_difference(dweight.numbers(), zeros.numbers()) == "");
-}
+TEST_CASE("GPU rmsnorm: a row of zeros gives zeros and a finite gradient", "[gpu][ops]") { check_row_of_zeros(test_gpu()); }
 
 TEST_CASE("GPU residual: one row, a partial block, several packs a thread", "[gpu][ops]") {
     // The sum, of up to 2, is rounded once more than the results; the gradient is added to one of up to 1.
@@ -152,17 +143,6 @@ TEST_CASE("GPU swiglu: one pack, several rows, a partial block", "[gpu][ops]") {
     check_on_gpu_in_both_types(SwiGlu{7, 344});
 }
 
-TEST_CASE("GPU swiglu: large gates neither overflow nor turn into NaN", "[gpu][ops]") {
-    On<GPU, float> gate_up({1e4f, -1e4f, 90, -90, 88, -88, 0, 1, 2, 2, 2, 2, 2, 2, 2, 2}), ones(std::vector<float>(8, 1)),
-        out(std::vector<float>(8, NAN)), dgate_up(std::vector<float>(16, NAN));
-    swiglu_forward(test_gpu(), out.data(), gate_up.data(), 1, 8);
-    swiglu_backward(test_gpu(), dgate_up.data(), ones.data(), gate_up.data(), 1, 8);
-    const float s = 1 / (1 + std::exp(-1.0f)), slope = s + s * (1 - s);
-    CHECK(difference(out.numbers(), std::vector<float>{2e4f, 0, 180, 0, 176, 0, 0, 2 * s}, Tolerance{1e-6, 0}) == "");
-    const std::vector<float> expected = {2, 0, 2, 0, 2, 0, 1, 2 * slope, 1e4f, 0, 90, 0, 88, 0, 0, s};
-    CHECK(difference(dgate_up.numbers(), expected, Tolerance{1e-6, 0}) == "");
-}
-
 TEST_CASE("GPU cross-entropy: one row, several rows, ignored targets, a row longer than a batch of reads", "[gpu][ops]") {
     check_on_gpu_in_both_types(CrossEntropy{{3}, 8});
     check_on_gpu_in_both_types(CrossEntropy{{0, 511, 5, 5}, 512});
@@ -175,19 +155,6 @@ TEST_CASE("GPU cross-entropy: a row that no block can keep in shared memory", "[
     CrossEntropy op{{58495, -1, 3}, V};
     CHECK(softmax::bytes_to_keep<float>(V) > max_shared_memory());
     check_on_gpu<float>(op);
-}
-
-TEST_CASE("GPU cross-entropy: an ignored row has no loss and no gradient, without dloss the other logits stay", "[gpu][ops]") {
-    const CrossEntropy op{{-1, 1}, 8};
-    const std::vector<float> logits = {5, 6, 7, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 7, 8};
-    const auto without = op.run<bf16>(logits, 0, test_gpu()), with = op.run<bf16>(logits, 1, test_gpu());
-    CHECK(without.losses[0] == 0);
-    CHECK(bit_difference(without.losses, with.losses) == "");
-    for (int v = 0; v < 8; v++) {
-        CHECK(without.logits[8 + v] == logits[8 + v]);
-        CHECK(without.logits[v] == 0);
-        CHECK(with.logits[v] == 0);
-    }
 }
 
 TEST_CASE("GPU cross-entropy: a weight in the GPU's memory is a factor of the gradient, and none of the loss", "[gpu][ops]") {
@@ -207,16 +174,13 @@ TEST_CASE("GPU cross-entropy: a weight in the GPU's memory is a factor of the gr
     set_value(test_gpu(), weight.data(), 1.0f);
     CHECK(run(0.5f, weight.data()) == run(0.5f, nullptr));
 }
+
+TEST_CASE("GPU swiglu: large gates neither overflow nor turn into NaN", "[gpu][ops]") { check_large_gates(test_gpu()); }
+TEST_CASE("GPU cross-entropy: an ignored row has no loss and no gradient, without dloss the other logits stay", "[gpu][ops]") {
+    check_ignored_row<bf16>(test_gpu());
+}
 TEST_CASE("GPU cross-entropy: large logits do not overflow and the gradient of a row sums to zero", "[gpu][ops]") {
-    const CrossEntropy op{{0, 2, 1}, 8};
-    const std::vector<float> logits = {3e4f,   -3e4f, 0, -1e30f, -3e4f, 0, 0, 0,   //
-                                       1e4f,   1e4f,  1e4f, 0, 0, 0, 0, 0,         //
-                                       -1e30f, 1e30f, 0, 0, 0, 0, 0, -INFINITY};
-    const auto result = op.run<float>(logits, 1, test_gpu());
-    CHECK(difference(result.losses, std::vector<double>{0, std::log(3.0), 0}, Tolerance{0, 1e-3}) == "");
-    std::vector<double> expected(24);
-    expected[8] = expected[9] = 1 / 3.0, expected[10] = -2 / 3.0;
-    CHECK(difference(result.logits, expected, rounding<float>(3)) == "");
+    check_large_logits(test_gpu());
 }
 
 TEST_CASE("GPU cross-entropy: a logit that is not a number shows in the loss", "[gpu][ops]") {
