@@ -18,13 +18,6 @@ template <class A>
 using Case = PolicyCase<double, A>;
 using Numbers = std::vector<double>;
 
-std::string text_of(const LayerSizes& s) {
-    std::ostringstream text;
-    text << "T " << s.T << ", NH " << s.NH << ", NKV " << s.NKV;
-    for (const auto& [key, value] : s.settings) text << ", " << key << " " << value;
-    return text.str();
-}
-
 /// The worst error of the gradients of all tensors, relative to their size, along random directions.
 template <class A>
 double tensor_error(Case<A>& layer, const Numbers& dout) {
@@ -85,12 +78,6 @@ double distillation(const Case<A>& teacher, const Case<A>& student, int block, d
             }
         }
     return lambda * in.T * total / ((in.NH - dense) * (N - first_row));
-}
-
-double sum_of(const Numbers& numbers) {
-    double total = 0;
-    for (double number : numbers) total += number;
-    return total;
 }
 
 /// The sentence that the variant refuses the settings with; empty when it does not.
