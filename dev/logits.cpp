@@ -1,4 +1,4 @@
-// The logits of a text, for tests/check_transformers.py:  build/dev/logits FOLDER < ids > logits
+// The logits of a text, for tests/check_modeling.py:  build/dev/logits FOLDER < ids > logits
 // Ids are 32 bits each, logits float32 (tokens, V).
 #include <algorithm>
 #include <cstdio>

@@ -1,4 +1,4 @@
-// AdamW's formula in double precision, and a test case for adamw_update() on every device.
+// AdamW's formula in double precision, and cases for adamw_update() and the sums that it reads, on every device.
 #pragma once
 #include <cmath>
 
@@ -82,5 +82,98 @@ void follows_the_formula(const AdamW& options, double decay, double clip, Device
         CHECK(difference(master, expected.weights, rounding<W>(step)) == "");
         CHECK(difference(tested.m.numbers(), expected.m, rounding<W>(step)) == "");
         CHECK(difference(tested.v.numbers(), expected.v, rounding<W>(step)) == "");
+    }
+}
+
+/// Totals of which one is not finite.
+inline const StepTotals BROKEN_TOTALS[] = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
+
+/// A loss or a norm that is not finite leaves everything as it is.
+template <class X, class Device>
+void check_broken_totals(Device device) {
+    using W = Wide<X>;
+    for (const StepTotals& totals : BROKEN_TOTALS) {
+        Optimized<X, Device> tested(random_numbers<W>(9, 1), device);
+        const std::vector<W> weights = tested.weights.numbers(), master = tested.master_copy.numbers();
+        tested.update(gradients_of<W>(9, 1), {{0, 9, Role::decays}}, {}, totals, 1);
+        CHECK(bit_difference(tested.weights.numbers(), weights) == "");
+        CHECK(bit_difference(tested.master_copy.numbers(), master) == "");
+        CHECK(bit_difference(tested.m.numbers(), std::vector<W>(9)) == "");
+        CHECK(bit_difference(tested.v.numbers(), std::vector<W>(9)) == "");
+    }
+}
+
+/// It replaces or joins what is there.
+template <class Device>
+void check_sum_of_losses(Device device) {
+    On<Device, float> losses({1, 2.5f, 0, 4, 100});
+    On<Device, double> total({NAN});
+    sum_of_losses(device, total.data(), losses.data(), 4, Write::overwrite);
+    CHECK(total.numbers()[0] == 7.5);
+    sum_of_losses(device, total.data(), losses.data(), 2, Write::add);
+    CHECK(total.numbers()[0] == 11);
+}
+
+template <class Device>
+double squares_of(Device device, const std::vector<float>& x) {
+    On<Device, float> numbers(x);
+    On<Device, double> total({NAN});
+    sum_of_squares(device, total.data(), numbers.data(), x.size());
+    return total.numbers()[0];
+}
+
+/// None, one number, partial blocks, more than one block; the same bits again and for any number of threads.
+template <class Device>
+void check_sum_of_squares(Device device) {
+    for (size_t n : {1, 15, 16, 17, 4095, 4096, 4097, 8191, 8192, 8193, 50001}) {
+        const std::vector<float> x = random_numbers<float>(n, n);
+        long double exact = 0;
+        for (float number : x) exact += static_cast<long double>(number) * number;
+        const double once = squares_of(device, x);
+        INFO(n << " numbers");
+        CHECK(std::abs(once - double(exact)) <= rounding<double>(int(n)).relative * once);
+        for (int count : {1, 2, 3}) {
+            const Threads threads(count);
+            CHECK(squares_of(device, x) == once);
+        }
+    }
+    CHECK(squares_of(device, {}) == 0);
+}
+
+/// Of spans by their weight, at any place; one span is the whole, to the bit.
+template <class Device>
+void check_squares_of_spans(Device device) {
+    std::vector<float> x = random_numbers<float>(20001, 1);
+    const auto part = [&](size_t begin, size_t end) { return squares_of(device, {x.begin() + long(begin), x.begin() + long(end)}); };
+    const auto total_of = [&](const std::vector<NormSpan>& given) {
+        On<Device, float> numbers(x);
+        On<Device, NormSpan> spans(given);
+        On<Device, double> total({NAN});
+        sum_of_squares(device, total.data(), numbers.data(), x.size(), spans.data(), int(given.size()));
+        return total.numbers()[0];
+    };
+    CHECK(total_of({{0, 20001, 1}}) == squares_of(device, x));
+    const double expected = part(3, 7) + part(20, 9000) + part(9001, 20001);
+    CHECK(std::abs(total_of({{3, 7, 1}, {10, 20, 0}, {20, 9000, 1}, {9001, 20001, 1}}) - expected) <= 1e-12 * expected);
+    CHECK(total_of({}) == 0);
+    x[8] = NAN;   // in no span
+    CHECK(std::isfinite(total_of({{3, 7, 1}, {10, 20, 0}})));
+    for (float broken : {NAN, INFINITY}) {
+        x[15] = broken;   // where only what is not finite counts
+        CHECK(std::isnan(total_of({{3, 7, 1}, {10, 20, 0}})));
+    }
+}
+
+/// NaN and infinity show, a large float does not overflow.
+template <class Device>
+void check_squares_of_extremes(Device device) {
+    std::vector<float> x(5001, 1);
+    for (size_t at : {size_t(3), x.size() - 1}) {
+        x[at] = NAN;
+        CHECK(std::isnan(squares_of(device, x)));
+        x[at] = INFINITY;
+        CHECK(std::isinf(squares_of(device, x)));
+        x[at] = 1e30f;
+        CHECK(std::isfinite(squares_of(device, x)));
     }
 }

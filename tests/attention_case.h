@@ -5,13 +5,16 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
-#include "model/base/error.h"
+#include "attention/masks/pattern.h"
 #include "model/operations/qk_rope.cuh"
 #include "tests/check.h"
+#include "tests/errors.h"
 #include "tests/variants.h"
 
 /// Normal variates, drawn in double: a float case is the rounded double case of the same seed.
@@ -84,10 +87,31 @@ double slope_error(std::vector<double>& values, const std::vector<double>& gradi
     return std::fabs(slope - product) / std::max(std::sqrt(squares), 0.1);
 }
 
+inline double sum_of(const std::vector<double>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), 0.0); }
+
+/// The verdict on a rectangle by its pairs, of which `seen` (i, j) are visible.
+template <class Seen>
+Tile verdict_by_pairs(const Rectangle& r, Seen seen) {
+    bool some = false, all = true;
+    for (int i = r.i0; i < r.i1; i++)
+        for (int j = r.j0; j < r.j1; j++) {
+            const bool one = seen(i, j);
+            some = some || one, all = all && one;
+        }
+    return !some ? Tile::hidden : all ? Tile::full : Tile::mixed;
+}
+
 struct LayerSizes {
     int B, T, NH, NKV, HS;
     std::map<std::string, double> settings = {};
 };
+
+inline std::string text_of(const LayerSizes& s) {
+    std::ostringstream text;
+    text << "B " << s.B << ", T " << s.T << ", NH " << s.NH << ", NKV " << s.NKV << ", HS " << s.HS;
+    for (const auto& [key, value] : s.settings) text << ", " << key << " " << value;
+    return text.str();
+}
 
 /// One attention layer of a variant with random inputs and random tensors of its own. forward() and backward() call what
 /// attention_half_backward() in model/gpt.cu calls, in its order.
@@ -127,14 +151,9 @@ public:
 
     /// Whether the variant accepts this combination: one setting may limit another, and the number of heads may limit both.
     static bool accepts(const Variant& variant, const LayerSizes& sizes) {
-        const Config config = config_of(variant, sizes);
-        try {
-            variant.make_layer(config, 0);
-        } catch (const Error& error) {
-            if (error.code != Exit::usage) throw;
-            return false;
-        }
-        return true;
+        const Error error = error_of([&] { variant.make_layer(config_of(variant, sizes), 0); });
+        if (error.code != Exit::done && error.code != Exit::usage) throw error;
+        return error.code == Exit::done;
     }
 
     /// The same layer on the first `tokens` tokens of every sequence.
@@ -287,3 +306,10 @@ struct PolicyCase : AttentionCase<X> {
     explicit PolicyCase(const LayerSizes& sizes, const Variant& variant = named(A::name))
         : AttentionCase<X>(variant, sizes), policy(policy_of<A>(*this->attention)) {}
 };
+
+inline void check_against_naive(const Variant& variant, const LayerSizes& sizes) {
+    INFO(text_of(sizes));
+    AttentionCase<double> layer(variant, sizes);
+    layer.forward();
+    CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
+}

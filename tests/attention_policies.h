@@ -1,5 +1,5 @@
-// Policies made for the tests, one per extension point of the tiled kernel (attention/mechanism.h), and data for those points
-// that are data.
+// Policies made for the tests, one per extension point of the tiled kernel (attention/mechanism.h), data for the points that are
+// data, and the problems that both devices solve.
 #pragma once
 #include "tests/attention_problem.h"
 
@@ -22,6 +22,11 @@ struct Causal : Policy {
 struct Everything : Causal {
     constexpr Tile tile(int, int, int, int, int) const { return Tile::full; }
     constexpr bool visible(int, int, int) const { return true; }
+};
+
+/// With a gate on every row's output.
+struct Gated : Causal {
+    static constexpr Traits traits{.gates_output = true};
 };
 
 // ---- masks for a policy with scores of its own. One policy for all, as each takes long to compile
@@ -151,4 +156,89 @@ inline std::vector<int> draw_positions(const Problem& p, int count, uint64_t see
         for (int t = 0; t < count; t++) all.push_back(generator() % 8 ? tokens[t] : -1);
     }
     return all;
+}
+
+// ---- problems with heads of size HS, for check(problem, policy, its score, what it sees)
+
+template <class Check>
+void check_shapes(int HS, Check check) {
+    for (auto [T, NH, NKV] : {std::array{1, 4, 2}, {63, 4, 4}, {64, 4, 2}, {65, 4, 1}, {200, 2, 1}}) {
+        Problem p(2, T, T, NH, NKV, HS);
+        check(p, Causal(), raw, causal);
+    }
+    for (auto [T, S] : {std::pair{70, 130}, {130, 70}, {1, 65}, {65, 1}, {1, 1}}) {
+        Problem p(2, T, S, 2, 1, HS);
+        check(p, Everything(), raw, everything);
+    }
+}
+
+template <class Check>
+void check_scores(int HS, Check check) {
+    for (int T : {1, 64, 130}) {
+        Problem p(1, T, T, 4, 2, HS, Modified().features());
+        p.dlse = normal_numbers(p.rows(), 9);
+        check(p, Modified(), Modified::definition(p), causal);
+    }
+}
+
+template <class Check>
+void check_masks(int HS, Check check) {
+    SECTION("windows and holes inside tiles") {
+        Problem p(1, 200, 200, 4, 2, HS, Modified().features());
+        check(p, Modified(Mask::windows), Modified::definition(p), Windows::sees);
+        check(p, Modified(Mask::squares), Modified::definition(p), Squares::sees);
+    }
+    SECTION("irregular patterns with rows that see nothing") {
+        Problem p(2, 130, 130, 4, 1, HS, Modified().features());
+        p.dlse = normal_numbers(p.rows(), 9);
+        check(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
+    }
+    SECTION("lists of tiles, some of them empty") {
+        Problem p(2, 260, 260, 2, 1, HS, Modified().features());
+        p.dlse = normal_numbers(p.rows(), 9);
+        draw_tile_lists(p);
+        check(p, Modified(), Modified::definition(p), causal);
+        p.features = {}, p.head = p.row = p.column = p.tile = {};
+        check(p, Causal(), raw, causal);
+    }
+}
+
+/// A gate on the output, also where it is zero.
+template <class Check>
+void check_output_gate(int HS, Check check) {
+    Problem p(2, 70, 70, 4, 2, HS);
+    p.gate = normal_numbers(p.rows(), 10);
+    for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
+    p.dlse = normal_numbers(p.rows(), 9);
+    check(p, Gated(), raw, causal);
+}
+
+template <class Check>
+void check_positions(int HS, Check check) {
+    SECTION("gathered tokens in any order, with padding") {
+        Problem p(2, 70, 130, 2, 1, HS, Modified().features());
+        p.q_position = draw_positions(p, p.T, 1);
+        p.k_position = draw_positions(p, p.S, 2);
+        check(p, Modified(), Modified::definition(p), causal);
+    }
+    SECTION("padding in tiles of which everything else is visible") {
+        Problem p(1, 70, 130, 2, 2, HS);
+        p.k_position = draw_positions(p, p.S, 2);
+        check(p, Everything(), raw, everything);
+        p.q_position = draw_positions(p, p.T, 1);
+        check(p, Everything(), raw, everything);
+        p.k_position.clear();
+        check(p, Everything(), raw, everything);
+    }
+}
+
+template <class Check>
+void check_all_points_at_once(int HS, Check check) {
+    Problem p(2, 130, 200, 4, 2, HS, Modified().features());
+    p.q_position = draw_positions(p, p.T, 1);
+    p.k_position = draw_positions(p, p.S, 2);
+    p.gate = normal_numbers(p.rows(), 10);
+    p.dlse = normal_numbers(p.rows(), 9);
+    draw_tile_lists(p);
+    check(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
 }

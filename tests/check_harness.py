@@ -104,8 +104,8 @@ def compare(variant, path, tasks, as_table):
     if as_table:
         print(f'| {variant} | {as_words[0]} | {as_words[1]} | {worst:.0e} |', flush=True)
     else:
-        print(f'{"ok" if good else "FAIL"} modeling: {variant}, scored by lm-evaluation-harness: acc and acc_norm {as_words[1]}, by --evaluate '
-              f'{as_words[0]}, log-likelihoods to {worst:.1e}', flush=True)
+        check(f'modeling: {variant}, scored by lm-evaluation-harness: acc and acc_norm {as_words[1]}, by --evaluate {as_words[0]}, '
+              f'log-likelihoods to {worst:.1e}', good)
     return good
 
 
@@ -115,7 +115,7 @@ def check_control(folder, path, tasks):
     before = ours('sinks', folder, path)[0]
     (folder / 'config.json').write_text(json.dumps(config | {'attention_window': config['attention_window'] + 1}))
     worst = worst_difference(before, theirs(folder, path, tasks)[0])
-    print(f'{"ok" if worst > 1e-3 else "FAIL"} modeling: lm-evaluation-harness notices a window that is one token longer, by {worst:.1e}')
+    check(f'modeling: lm-evaluation-harness notices a window that is one token longer, by {worst:.1e}', worst > 1e-3)
     return worst > 1e-3
 
 

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM                          # noqa: E
 sys.path.insert(0, 'scripts')
 from attention_torch import qwen                                       # noqa: E402
 from attention_torch.variants import TABLE                             # noqa: E402
+from checks import check                                               # noqa: E402
 from fixture_forms import FORMS                                        # noqa: E402
 
 LENGTHS = (1, 9, 70, 200)
@@ -109,17 +110,28 @@ def compare(name, folder):
     text_of = {file.name: file.read_bytes() for file in Path('scripts/attention_torch').glob('*.py') if file.name != '__init__.py'}
     carried = {file.name: file.read_bytes() for file in folder.glob('*.py')}
     assert carried == ({} if plain else text_of), f'{folder}: the *.py files are not those of scripts/attention_torch; make all'
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=None if plain else True).eval()
+    model, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=None if plain else True, output_loading_info=True)
+    misfits = [info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')]
+    assert not any(misfits), f'{folder}: {misfits}'
+    model.eval()
     differences = []
     for T in LENGTHS:
         ids = random_ids(model, folder, T)
         theirs, ours = model(ids).logits[0], engine_logits(folder, ids)
         assert ours.std() > 0.1, f"{folder}: logits are nearly the same"
         differences.append((theirs - ours).abs().max().item())
-    verdict = 'ok' if max(differences) < 1e-4 else 'FAIL'
     how = type(model).__name__ if plain else 'with its own files'
-    print(f'{verdict} modeling: {name} in transformers, {how}: logits differ by at most {max(differences):.1e}', flush=True)
+    check(f'modeling: {name} in transformers, {how}: logits differ by at most {max(differences):.1e}', max(differences) < 1e-4)
     return folder, model
+
+
+def said_of(folder, trust=True):
+    """What transformers refuses a folder with, by whatever exception."""
+    try:
+        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
+    except Exception as error:
+        return str(error)
+    return 'nothing'
 
 
 def refused(name, folder, words, change=None, remove=None):
@@ -129,13 +141,8 @@ def refused(name, folder, words, change=None, remove=None):
     config = json.loads((copy / 'config.json').read_text()) | (change or {})
     config.pop(remove, None)
     (copy / 'config.json').write_text(json.dumps(config))
-    try:
-        AutoModelForCausalLM.from_pretrained(copy, trust_remote_code=True)
-        said = 'nothing'
-    except ValueError as error:
-        said = str(error)
-    good = all(word in said for word in words) and said.count('\n') == 0
-    print(f'{"ok" if good else "FAIL"} modeling: refused, {name}' + ('' if good else f': {said}'))
+    said = said_of(copy)
+    check(f'modeling: refused, {name}', all(word in said for word in words) and '\n' not in said, said)
 
 
 def check_refusals(dsa, sinks):
@@ -155,37 +162,26 @@ def check_refusals(dsa, sinks):
             {'attention_variant': 'dsa_no_gate', 'layer_types': ['dsa_no_gate'] * 2})
     refused('tensors of a different shape', dsa, ('another shape', 'mlp'), {'intermediate_size': 60})
     check_old_transformers(sinks)
-    try:
-        AutoModelForCausalLM.from_pretrained(sinks)
-        said = 'nothing'
-    except Exception as error:      # transformers' own type and words
-        said = str(error)
-    good = 'layer_types' in said
-    print(f'{"ok" if good else "FAIL"} modeling: without trust_remote_code transformers does not compute plain attention instead'
-          + ('' if good else f': {said}'))
+    said = said_of(sinks, None)
+    check('modeling: without trust_remote_code transformers does not compute plain attention instead', 'layer_types' in said, said)
 
 
 def check_old_transformers(folder):
     """A version before the oldest is refused in a sentence, and what version 4 copies of a folder is enough."""
     text = (folder / 'modeling_attention_variants.py').read_text()
     named = {f'{name}.py' for name in re.findall(r'^from \.(\w+) import', text, re.MULTILINE)}
-    good = named | {'modeling_attention_variants.py'} == {file.name for file in folder.glob('*.py')}
-    print(f'{"ok" if good else "FAIL"} modeling: the file that is loaded names all the others, which transformers 4 asks for')
+    check('modeling: the file that is loaded names all the others, which transformers 4 asks for',
+          named | {'modeling_attention_variants.py'} == {file.name for file in folder.glob('*.py')})
     copy = work / 'old_transformers'      # whose files nobody has imported yet
     shutil.copytree(folder, copy)
     (copy / 'parts.py').write_text((copy / 'parts.py').read_text() + '# another hash\n')
     of_today = sys.modules['transformers']      # which transformers itself has exchanged by now
     version = of_today.__version__
-    try:
-        of_today.__version__ = '4.40.2'
-        AutoModelForCausalLM.from_pretrained(copy, trust_remote_code=True)
-        said = 'nothing'
-    except ImportError as error:
-        said = str(error)
-    finally:
-        of_today.__version__ = version
-    good = 'needs transformers 4.46 or newer, and this is 4.40.2: pip install --upgrade transformers' in said and '\n' not in said
-    print(f'{"ok" if good else "FAIL"} modeling: refused, old transformers' + ('' if good else f': {said}'))
+    of_today.__version__ = '4.40.2'
+    said = said_of(copy)
+    of_today.__version__ = version
+    words = 'needs transformers 4.46 or newer, and this is 4.40.2: pip install --upgrade transformers'
+    check('modeling: refused, old transformers', words in said and '\n' not in said, said)
 
 
 @torch.no_grad()
@@ -198,13 +194,13 @@ def check_use(model, folder):
     good = abs(model(ids, labels=labels).loss - expected) < 1e-6
     labels[0, 5:] = -100
     good &= abs(model(ids, labels=labels).loss - torch.nn.functional.cross_entropy(logits[0, :4], ids[0, 1:5])) < 1e-6
-    print(f'{"ok" if good else "FAIL"} modeling: the loss of labels')
+    check('modeling: the loss of labels', good)
 
     text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
     steps = ids
     for _ in range(5):
         steps = torch.cat((steps, model(steps).logits[:, -1:].argmax(-1)), 1)
-    print(f'{"ok" if torch.equal(text, steps) else "FAIL"} modeling: generate() is greedy without a cache: {text[0, 40:].tolist()}')
+    check(f'modeling: generate() is greedy without a cache: {text[0, 40:].tolist()}', torch.equal(text, steps))
 
     mask = torch.ones_like(ids)
     mask[0, 30:] = 0
@@ -214,19 +210,19 @@ def check_use(model, folder):
         good = False
     except ValueError as error:
         good &= 'pad on the right' in str(error)
-    print(f'{"ok" if good else "FAIL"} modeling: padding behind a text counts for nothing, before it it is refused')
+    check('modeling: padding behind a text counts for nothing, before it it is refused', good)
 
     half = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
     difference = (half(ids).logits - logits).abs().max()
-    good = half(ids).logits.dtype == torch.float32 and 0 < difference < 0.1 * logits.abs().max()
-    print(f'{"ok" if good else "FAIL"} modeling: bfloat16 weights are computed with in float32 (differs by {difference:.1e})')
+    check(f'modeling: bfloat16 weights are computed with in float32 (differs by {difference:.1e})',
+          half(ids).logits.dtype == torch.float32 and 0 < difference < 0.1 * logits.abs().max())
 
     model.save_pretrained(folder.parent / 'saved')
     again = AutoModelForCausalLM.from_pretrained(folder.parent / 'saved', trust_remote_code=True)
     good = torch.equal(again(ids).logits, logits)
     good &= json.loads((folder.parent / 'saved/config.json').read_text())['model_type'] == again.config.form == 'qwen3'
     good &= bool((engine_logits(folder.parent / 'saved', ids) - logits[0]).abs().max() < 1e-4)
-    print(f'{"ok" if good else "FAIL"} modeling: what transformers saves is a checkpoint, for it and for the engine')
+    check('modeling: what transformers saves is a checkpoint, for it and for the engine', good)
 
 
 def main(names):

@@ -4,23 +4,16 @@
 
 #include <nlohmann/json.hpp>
 
-#include "catch.h"
-#include "model/base/error.h"
 #include "model/config.h"
+#include "tests/errors.h"
 
 using nlohmann::json;
 
 inline json as_json(const std::string& preset_name = "qwen-tiny") { return json::parse(config_to_json(preset(preset_name))); }
 
-/// The sentence with which a config.json is refused.
+/// The sentence with which a config.json is refused; "" where it is not.
 inline std::string refusal(const std::string& text) {
-    try {
-        config_from_json(text, "here/config.json");
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::checkpoint);
-        return error.what();
-    }
-    return "accepted";
+    return refusal(Exit::checkpoint, [&] { config_from_json(text, "here/config.json"); });
 }
 
 inline void refused(json object, const std::string& key, const json& value, const std::string& expected = "") {

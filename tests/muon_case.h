@@ -3,7 +3,7 @@
 #include <omp.h>
 
 #include "model/operations/muon.cuh"
-#include "tests/operation.h"
+#include "tests/adamw_case.h"
 
 /// A list of Muon's matrices of these shapes with weights and momentum.
 template <class X, class Device = CPU>
@@ -55,3 +55,18 @@ private:
         return muon_ranges(list, Shards(list.size(), 0, 1), 33);
     }
 };
+
+/// A loss or a norm that is not finite leaves everything as it is.
+template <class X, class Device>
+void check_broken_totals_of_muon(Device device) {
+    using W = Wide<X>;
+    const size_t n = 24 * 16;
+    MuonMatrices<X, Device> tested({{24, 16}}, random_numbers<W>(n, 1), device);
+    const std::vector<W> weights = tested.weights.numbers(), master = tested.master_copy.numbers();
+    for (const StepTotals& totals : BROKEN_TOTALS) {
+        tested.update(random_numbers<W>(n, 2), {}, totals, 1);
+        CHECK(bit_difference(tested.weights.numbers(), weights) == "");
+        CHECK(bit_difference(tested.master_copy.numbers(), master) == "");
+        CHECK(bit_difference(tested.m.numbers(), std::vector<W>(n)) == "");
+    }
+}

@@ -50,6 +50,17 @@ struct RmsNorm {
     }
 };
 
+/// A row of zeros has zeros and a finite gradient.
+template <class Device>
+void check_row_of_zeros(Device device) {
+    const RmsNorm op{1, 8, Write::overwrite, Write::overwrite};
+    const std::vector<float> zeros(8), ones(8, 1);
+    CHECK(bit_difference(op.forward<float>({zeros, ones}, device), zeros) == "");
+    const Arrays<float> gradients = op.backward<float>({zeros, ones}, ones, device);
+    CHECK(difference(gradients[0], std::vector<double>(8, 1 / std::sqrt(NORM_EPS)), rounding<float>(1)) == "");
+    CHECK(bit_difference(gradients[1], zeros) == "");
+}
+
 /// Both outputs count: the sum goes on along the residual stream, so its gradient is what rmsnorm_backward() adds to. The weights
 /// are a 16th of the random numbers: in the gradient of inp they multiply C times what the sum's gradient was rounded by.
 struct Residual {

@@ -111,6 +111,18 @@ struct SwiGlu {
     }
 };
 
+/// Large gates neither overflow nor turn into NaN.
+template <class Device>
+void check_large_gates(Device device) {
+    const SwiGlu op{1, 8};
+    const std::vector<float> gate_up = {1e4f, -1e4f, 90, -90, 88, -88, 0, 1, 2, 2, 2, 2, 2, 2, 2, 2};
+    const float s = 1 / (1 + std::exp(-1.0f)), slope = s + s * (1 - s);
+    const std::vector<float> out = {2e4f, 0, 180, 0, 176, 0, 0, 2 * s};
+    const std::vector<float> dgate_up = {2, 0, 2, 0, 2, 0, 1, 2 * slope, 1e4f, 0, 90, 0, 88, 0, 0, s};
+    CHECK(difference(op.forward<float>({gate_up}, device), out, Tolerance{1e-6, 0}) == "");
+    CHECK(difference(op.backward<float>({gate_up}, std::vector<float>(8, 1), device)[0], dgate_up, Tolerance{1e-6, 0}) == "");
+}
+
 /// The output is the sum of the losses: all rows share one `dloss`.
 struct CrossEntropy {
     std::vector<int32_t> targets;
@@ -153,3 +165,32 @@ struct CrossEntropy {
         return {run<X>(in[0], dout[0], device).logits};
     }
 };
+
+/// An ignored row has no loss and no gradient; without dloss the other logits stay.
+template <class X, class Device>
+void check_ignored_row(Device device) {
+    const CrossEntropy op{{-1, 1}, 8};
+    const std::vector<float> logits = {5, 6, 7, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 7, 8};
+    const auto without = op.run<X>(logits, 0, device), with = op.run<X>(logits, 1, device);
+    CHECK(without.losses[0] == 0);
+    CHECK(bit_difference(without.losses, with.losses) == "");
+    for (int v = 0; v < 8; v++) {
+        CHECK(without.logits[8 + v] == logits[8 + v]);
+        CHECK(without.logits[v] == 0);
+        CHECK(with.logits[v] == 0);
+    }
+}
+
+/// Large logits do not overflow, and the gradient of a row sums to zero.
+template <class Device>
+void check_large_logits(Device device) {
+    const CrossEntropy op{{0, 2, 1}, 8};
+    const std::vector<float> logits = {3e4f,   -3e4f, 0, -1e30f, -3e4f, 0, 0, 0,   //
+                                       1e4f,   1e4f,  1e4f, 0, 0, 0, 0, 0,         //
+                                       -1e30f, 1e30f, 0, 0, 0, 0, 0, -INFINITY};
+    const auto result = op.run<float>(logits, 1, device);
+    CHECK(difference(result.losses, std::vector<double>{0, std::log(3.0), 0}, Tolerance{0, 1e-3}) == "");
+    std::vector<double> expected(24);
+    expected[8] = expected[9] = 1 / 3.0, expected[10] = -2 / 3.0;
+    CHECK(difference(result.logits, expected, rounding<float>(3)) == "");
+}

@@ -1,4 +1,4 @@
-// Shared by the tests of data/: files in a temporary folder, small shards, and the Error that a call throws.
+// Shared by the tests of data/: files in a temporary folder, and small shards.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/shard.h"
-#include "model/base/error.h"
+#include "tests/errors.h"
 #include "tests/temporary_folder.h"
 
 inline std::string file_in(const TemporaryFolder& folder, const std::string& name) { return (folder / name).string(); }
@@ -39,21 +39,4 @@ inline std::vector<uint32_t> ramp(size_t count, uint32_t first = 0) {
     std::vector<uint32_t> ids(count);
     std::iota(ids.begin(), ids.end(), first);
     return ids;
-}
-
-/// The Error that `call` throws, or one with code `done` if it throws none. Other exceptions propagate.
-template <class Call>
-Error error_of(Call call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        return error;
-    }
-    return Error(Exit::done, "nothing was thrown");
-}
-
-/// Whether the error's sentence contains all parts.
-inline bool says(const Error& error, const std::vector<std::string>& parts) {
-    const std::string sentence = error.what();
-    return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) { return sentence.find(part) != std::string::npos; });
 }

@@ -25,11 +25,14 @@ double pairs_one_by_one(const Strided& policy, int T) {
 
 }   // namespace
 
-TEST_CASE("attention kernel: one token, one tile, partial tiles, many tiles, groups of heads", "[attention]") {
-    for (auto [T, NH, NKV] : {std::array{1, 4, 2}, {63, 4, 4}, {64, 4, 2}, {65, 4, 1}, {129, 2, 1}}) {
-        Problem p(2, T, T, NH, NKV, 8);
-        check_attention(p, Causal(), raw, causal);
-    }
+TEST_CASE("attention kernel: what both devices compute", "[attention]") {
+    const auto check = [](Problem& p, const auto&... given) { check_attention(p, given...); };
+    SECTION("one token, one tile, partial tiles, many tiles, groups of heads, more keys than queries, fewer") { check_shapes(8, check); }
+    SECTION("scalars of heads, features of rows, columns and distances, with their gradients") { check_scores(8, check); }
+    SECTION("masks") { check_masks(8, check); }
+    SECTION("a gate on the output") { check_output_gate(8, check); }
+    SECTION("positions") { check_positions(8, check); }
+    SECTION("all extension points at once") { check_all_points_at_once(8, check); }
 }
 
 TEST_CASE("attention kernel: head sizes from 8 to 128", "[attention]") {
@@ -37,44 +40,6 @@ TEST_CASE("attention kernel: head sizes from 8 to 128", "[attention]") {
         Problem p(1, 66, 66, 2, 1, HS);
         check_attention(p, Causal(), raw, causal);
     }
-}
-
-TEST_CASE("attention kernel: more keys than queries, fewer, and one", "[attention]") {
-    for (auto [T, S] : {std::pair{70, 130}, {130, 70}, {1, 65}, {65, 1}, {1, 1}}) {
-        Problem p(2, T, S, 2, 1, 8);
-        check_attention(p, Everything(), raw, everything);
-    }
-}
-
-TEST_CASE("attention kernel score: scalars of heads, features of rows, columns and distances, with their gradients", "[attention]") {
-    for (int T : {1, 64, 130}) {
-        Problem p(2, T, T, 4, 2, 8, Modified().features());
-        p.dlse = normal_numbers(p.rows(), 9);
-        check_attention(p, Modified(), Modified::definition(p), causal);
-    }
-}
-
-TEST_CASE("attention kernel mask: a window for every head", "[attention]") {
-    Problem p(1, 200, 200, 4, 2, 8, Modified().features());
-    check_attention(p, Modified(Mask::windows), Modified::definition(p), Windows::sees);
-}
-
-TEST_CASE("attention kernel mask: irregular patterns with rows that see nothing", "[attention]") {
-    Problem p(2, 130, 130, 4, 1, 8, Modified().features());
-    p.dlse = normal_numbers(p.rows(), 9);
-    check_attention(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
-}
-
-TEST_CASE("attention kernel mask: holes inside tiles", "[attention]") {
-    Problem p(1, 200, 200, 4, 2, 8, Modified().features());
-    check_attention(p, Modified(Mask::squares), Modified::definition(p), Squares::sees);
-}
-
-TEST_CASE("attention kernel mask: lists of tiles, some of them empty", "[attention]") {
-    Problem p(2, 200, 200, 2, 1, 8, Modified().features());
-    p.dlse = normal_numbers(p.rows(), 9);
-    draw_tile_lists(p);
-    check_attention(p, Modified(), Modified::definition(p), causal);
 }
 
 TEST_CASE("attention kernel mask: a row that sees nothing gives zeros, not NaN", "[attention]") {
@@ -99,21 +64,6 @@ TEST_CASE("attention kernel mask: a row that sees nothing gives zeros, not NaN",
     CHECK((all_finite(g.q) && all_finite(g.k) && all_finite(g.v) && all_finite(g.head) && all_finite(g.column)));
 }
 
-TEST_CASE("attention kernel output gate: a gate, also where it is zero", "[attention]") {
-    Problem p(2, 70, 70, 4, 2, 8);
-    p.gate = normal_numbers(p.rows(), 10);
-    for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
-    p.dlse = normal_numbers(p.rows(), 9);
-    check_attention(p, Causal(), raw, causal);
-}
-
-TEST_CASE("attention kernel positions: gathered tokens in any order, with padding", "[attention]") {
-    Problem p(2, 70, 130, 2, 1, 8, Modified().features());
-    p.q_position = draw_positions(p, p.T, 1);
-    p.k_position = draw_positions(p, p.S, 2);
-    check_attention(p, Modified(), Modified::definition(p), causal);
-}
-
 TEST_CASE("attention kernel positions: one row at the first and at the last token of a tile", "[attention]") {
     for (int token : {0, 62, 63, 64, 128, 129}) {
         Problem p(1, 1, 130, 1, 1, 8);
@@ -122,26 +72,6 @@ TEST_CASE("attention kernel positions: one row at the first and at the last toke
         for (int j = 0; j < p.S; j++) p.k_position.push_back(j);
         check_attention(p, Causal(), raw, causal);
     }
-}
-
-TEST_CASE("attention kernel positions: padding in tiles of which everything else is visible", "[attention]") {
-    Problem p(1, 70, 130, 2, 2, 8);
-    p.k_position = draw_positions(p, p.S, 2);
-    check_attention(p, Everything(), raw, everything);
-    p.q_position = draw_positions(p, p.T, 1);
-    check_attention(p, Everything(), raw, everything);
-    p.k_position.clear();
-    check_attention(p, Everything(), raw, everything);
-}
-
-TEST_CASE("attention kernel: all extension points at once", "[attention]") {
-    Problem p(2, 130, 200, 4, 2, 8, Modified().features());
-    p.q_position = draw_positions(p, p.T, 1);
-    p.k_position = draw_positions(p, p.S, 2);
-    p.gate = normal_numbers(p.rows(), 10);
-    p.dlse = normal_numbers(p.rows(), 9);
-    draw_tile_lists(p);
-    check_attention(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
 }
 
 TEST_CASE("attention kernel statistics: visits the tiles that have pairs and no other, where verdicts are exact", "[attention]") {

@@ -7,6 +7,7 @@
 #include "tests/attention_case.h"
 #include "tests/catch.h"
 #include "tests/check.h"
+#include "tests/errors.h"
 #include "tests/threads.h"
 #include "tests/whole_model.h"
 
@@ -16,13 +17,6 @@ using Settings = std::map<std::string, double>;
 template <class A>
 using Case = PolicyCase<double, A>;
 using Numbers = std::vector<double>;
-
-std::string text_of(const LayerSizes& s) {
-    std::ostringstream text;
-    text << "T " << s.T << ", NH " << s.NH << ", NKV " << s.NKV;
-    for (const auto& [key, value] : s.settings) text << ", " << key << " " << value;
-    return text.str();
-}
 
 /// The worst error of the gradients of all tensors, relative to their size, along random directions.
 template <class A>
@@ -86,22 +80,10 @@ double distillation(const Case<A>& teacher, const Case<A>& student, int block, d
     return lambda * in.T * total / ((in.NH - dense) * (N - first_row));
 }
 
-double sum_of(const Numbers& numbers) {
-    double total = 0;
-    for (double number : numbers) total += number;
-    return total;
-}
-
 /// The sentence that the variant refuses the settings with; empty when it does not.
 template <class A>
 std::string refusal(int NH, int NKV, const Settings& settings) {
-    try {
-        Case<A>({1, 1, NH, NKV, 8, settings});
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::usage);
-        return error.what();
-    }
-    return "";
+    return refusal(Exit::usage, [&] { Case<A>({1, 1, NH, NKV, 8, settings}); });
 }
 bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

@@ -123,9 +123,7 @@ TEST_CASE("branches: statistics go on where another kernel call has left them", 
         CHECK(bit_difference(pairs, all_pairs) == "");
         CHECK(difference(entropy, all_entropy, {1e-12, 1e-12}) == "");
         const double of_window = left < 0 ? 0 : count_pairs(WindowBranch(int(left)), 4, T).tiles;
-        double sum = 0;
-        for (double visited : tiles) sum += visited;
-        CHECK(sum == 2 * (of_window + 4));   // 44 rows are one tile
+        CHECK(sum_of(tiles) == 2 * (of_window + 4));   // 44 rows are one tile
     }
 }
 

@@ -7,7 +7,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "model/base/error.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/config.h"
 #include "model/layer_types.h"
@@ -369,15 +368,7 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
         complete_settings(config, settings);
         require_within_sequence(settings, given, config, T);
     };
-    const auto refusal_of = [&](const auto&... given) {
-        try {
-            judge(given...);
-        } catch (const Error& error) {
-            CHECK(error.code == Exit::usage);
-            return std::string(error.what());
-        }
-        return std::string("none");
-    };
+    const auto refusal_of = [&](const auto&... given) { return refusal(Exit::usage, [&] { judge(given...); }); };
     CHECK_NOTHROW(judge({}, 64));
     CHECK_NOTHROW(judge({{"reach", 64}, {"scale", 1000}}, 64));
     CHECK(refusal_of(Given{{"reach", 65}}, 64) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");

@@ -15,14 +15,6 @@ Settings of(double top, double distil, double heads = 4, double dim = 32) {
     return {{D + "top_k", top}, {D + "distil", distil}, {D + "heads", heads}, {D + "dim", dim}};
 }
 
-/// Queries that have to choose, several tiles, shared keys, every size of the indexer, RoPE of every share of it.
-std::vector<LayerSizes> sizes_to_try() {
-    return {{1, 200, 4, 2, 8, of(20, 1)},
-            {2, 150, 2, 1, 64, of(7, 0, 1, 128)},
-            {1, 300, 3, 3, 24, of(100, 1, 3, 64)},
-            {1, 270, 2, 1, 16, of(1, 0)}};
-}
-
 /// lambda sum over t of KL(p_t || softmax of I_t) over the keys that the published formula chooses, in dense loops.
 double divergence(const Case& layer, double lambda) {
     const LayerInputs<double> in = layer.inputs();
@@ -39,23 +31,15 @@ double divergence(const Case& layer, double lambda) {
             std::vector<double> teacher(keys.size(), 0);
             for (int h = 0; h < in.NH; h++) {
                 std::vector<double> weight;
-                double sum = 0;
                 for (int s : keys)
                     weight.push_back(std::exp(dot(in.query(in.q, b, t, h), in.key(in.k, b, s, h), in.HS) / std::sqrt(in.HS)));
-                for (double w : weight) sum += w;
-                for (size_t n = 0; n < keys.size(); n++) teacher[n] += weight[n] / sum / in.NH;
+                for (size_t n = 0; n < keys.size(); n++) teacher[n] += weight[n] / sum_of(weight) / in.NH;
             }
             double of_student = 0;
             for (int s : keys) of_student += std::exp(mine[s]);
             for (size_t n = 0; n < keys.size(); n++)
                 total += lambda * teacher[n] * (std::log(teacher[n]) - mine[keys[n]] + std::log(of_student));
         }
-    return total;
-}
-
-double sum(const std::vector<double>& numbers) {
-    double total = 0;
-    for (double number : numbers) total += number;
     return total;
 }
 
@@ -67,7 +51,7 @@ double slope_error_of(Case& layer, const Tensor& tensor) {
         for (size_t n = 0; n < direction.size(); n++)
             layer.weights[tensor.slot.offset + n] = start[tensor.slot.offset + n] + step * direction[n];
         layer.forward();
-        return sum(layer.auxiliary);
+        return sum_of(layer.auxiliary);
     };
     const double slope = (at(h) - at(-h)) / (2 * h);
     layer.weights = start;
@@ -105,12 +89,10 @@ struct ChoiceOf {
 }   // namespace
 
 TEST_CASE("deepseek_sparse: computes what its naive() prints where keys have to be chosen", "[attention][indexer]") {
-    for (const LayerSizes& sizes : sizes_to_try()) {
-        INFO("T " << sizes.T << ", HS " << sizes.HS);
-        Case layer(sizes);
-        layer.forward();
-        CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
-    }
+    // Several tiles, shared keys, every size of the indexer, RoPE of every share of it.
+    for (const LayerSizes& sizes : {LayerSizes{1, 200, 4, 2, 8, of(20, 1)}, {2, 150, 2, 1, 64, of(7, 0, 1, 128)},
+                                    {1, 300, 3, 3, 24, of(100, 1, 3, 64)}, {1, 270, 2, 1, 16, of(1, 0)}})
+        check_against_naive(named("deepseek_sparse"), sizes);
 }
 
 TEST_CASE("deepseek_sparse: the greatest scores are chosen, ties go to the earlier key, in the own document", "[attention][indexer]") {
@@ -156,16 +138,16 @@ TEST_CASE("deepseek_sparse: its loss is how far it is from attention, over chose
         Case layer({2, 150, 4, 2, 16, of(20, mode)});
         layer.forward();
         const double expected = divergence(layer, 1);
-        CHECK(std::fabs(sum(layer.auxiliary) - expected) <= 1e-11 * expected);
+        CHECK(std::fabs(sum_of(layer.auxiliary) - expected) <= 1e-11 * expected);
         Settings twice = of(20, mode);
         twice[D + "distil_weight"] = 2;
         Case weighted({2, 150, 4, 2, 16, twice});
         weighted.forward();
-        CHECK(std::fabs(sum(weighted.auxiliary) - 2 * expected) <= 1e-11 * expected);
+        CHECK(std::fabs(sum_of(weighted.auxiliary) - 2 * expected) <= 1e-11 * expected);
     }
     Case dense({1, 150, 4, 2, 16, of(20, 2)}), none({1, 150, 4, 2, 16, of(20, 0)});
     dense.forward(), none.forward();
-    CHECK(sum(none.auxiliary) == 0);
+    CHECK(sum_of(none.auxiliary) == 0);
     CHECK(difference(dense.result(), none.result(), {1e-3}) != "");
 }
 
@@ -185,7 +167,7 @@ TEST_CASE("deepseek_sparse: the indexer has the gradients of its loss, and nothi
         other.forward();
         other.backward(normal_numbers(other.out.size(), 7));
         CHECK(bit_difference(other.dweights, layer.dweights) == "");
-        CHECK(sum(layer.dx) == 0);
+        CHECK(sum_of(layer.dx) == 0);
     }
 }
 

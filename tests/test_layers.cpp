@@ -1,7 +1,6 @@
 // Which layer of a hybrid has which attention (attention/layers.h).
 #include "attention/layers.h"
-#include "model/base/error.h"
-#include "tests/catch.h"
+#include "tests/errors.h"
 
 namespace {
 
@@ -19,17 +18,6 @@ std::string completed(const std::vector<LayerAttention>& layers) {
 }
 std::string pattern(const std::string& given, int L) { return completed(layers_of_pattern(given, L, BOTH)); }
 
-/// The message of the Error with this code.
-template <class F>
-std::string refusal(Exit code, F f) {
-    try {
-        f();
-    } catch (const Error& error) {
-        CHECK(error.code == code);
-        return error.what();
-    }
-    return "nothing was refused";
-}
 void says(const std::string& message, const std::string& word) {
     INFO(message);
     CHECK(message.find(word) != std::string::npos);

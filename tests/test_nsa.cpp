@@ -35,11 +35,6 @@ std::vector<LayerSizes> sizes_with_a_choice() {
     return all;
 }
 
-std::string text_of(const LayerSizes& sizes) {
-    return "block " + std::to_string(int(sizes.settings.at("nsa_block"))) +
-           (sizes.settings.at("nsa_choice") == BY_TILE ? ", tiles choose" : ", tokens choose");
-}
-
 }   // namespace
 
 TEST_CASE("nsa: the picture of the mask shows the window and what was chosen", "[attention][nsa]") {
@@ -70,10 +65,8 @@ TEST_CASE("nsa: the branches' tiles are exactly hidden and full where visible() 
     for (int n = 0; n < 6000; n++) {
         const NsaBranch branch = layer.policy.branch(n % 2 ? WIN : CMP);
         const int i0 = below(60), i1 = i0 + 1 + below(8), j0 = below(60) / branch.stride, j1 = j0 + 1 + below(8);
-        bool some = false, all = true;
-        for (int i = i0; i < i1; i++)
-            for (int j = j0; j < j1; j++) some |= branch.visible(0, i, j), all &= branch.visible(0, i, j);
-        wrong += branch.tile(0, i0, i1, j0, j1) != (all ? Tile::full : some ? Tile::mixed : Tile::hidden);
+        const auto seen = [&](int i, int j) { return branch.visible(0, i, j); };
+        wrong += branch.tile(0, i0, i1, j0, j1) != verdict_by_pairs({i0, i1, j0, j1}, seen);
     }
     CHECK(wrong == 0);
 }

@@ -7,7 +7,6 @@
 #include "model/base/disk.h"
 #include "model/base/json.h"
 #include "model/base/process.h"
-#include "tests/adamw_case.h"
 #include "tests/muon_case.h"
 
 TEST_CASE("adamw: several steps follow torch's formula, with decay and clipping and without", "[optimizer]") {
@@ -48,18 +47,6 @@ TEST_CASE("adamw: same bits for any number of threads and any cut into parts", "
     CHECK(bit_difference(parts.weights.numbers(), whole.weights.numbers()) == "");
     CHECK(bit_difference(parts.v.numbers(), whole.v.numbers()) == "");
     CHECK(bit_difference(alone.weights.numbers(), whole.weights.numbers()) == "");
-}
-
-TEST_CASE("adamw: a loss or a norm that is not finite leaves everything as it is", "[optimizer]") {
-    const std::vector<float> start = random_numbers<float>(9, 1);
-    const std::vector<StepTotals> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
-    for (const StepTotals& numbers : broken) {
-        Optimized<float> tested(start);
-        tested.update(gradients_of<float>(9, 1), {{0, 9, Role::decays}}, {}, numbers, 1);
-        CHECK(bit_difference(tested.weights.numbers(), start) == "");
-        CHECK(bit_difference(tested.m.numbers(), std::vector<float>(9)) == "");
-        CHECK(bit_difference(tested.v.numbers(), std::vector<float>(9)) == "");
-    }
 }
 
 namespace {
@@ -136,23 +123,9 @@ TEST_CASE("muon: same bits for any number of threads; a matrix without gradient 
     CHECK(difference(std::vector<float>(all.begin() + long(last), all.end()), decayed, rounding<float>(3)) == "");
 }
 
-TEST_CASE("muon: a loss or a norm that is not finite leaves everything as it is", "[optimizer]") {
-    const std::vector<float> start = random_numbers<float>(15, 1);
-    for (const StepTotals& totals : {StepTotals{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}}) {
-        MuonMatrices<float> tested({{3, 5}}, start);
-        tested.update(random_numbers<float>(15, 2), {}, totals, 1);
-        CHECK(bit_difference(tested.numbers(), start) == "");
-        CHECK(bit_difference(tested.m.numbers(), std::vector<float>(15)) == "");
-    }
-}
-
-TEST_CASE("sum of losses: replaces or joins what is there", "[optimizer]") {
-    const std::vector<float> losses = {1, 2.5f, 0, 4};
-    double total = NAN;
-    sum_of_losses(CPU{}, &total, losses.data(), 4, Write::overwrite);
-    CHECK(total == 7.5);
-    sum_of_losses(CPU{}, &total, losses.data(), 2, Write::add);
-    CHECK(total == 11);
+TEST_CASE("adamw and muon: a loss or a norm that is not finite leaves everything as it is", "[optimizer]") {
+    check_broken_totals<float>(CPU{});
+    check_broken_totals_of_muon<float>(CPU{});
 }
 
 TEST_CASE("learning rate: warm-up, decay and end as documented", "[optimizer]") {
@@ -194,57 +167,9 @@ TEST_CASE("clipping: off, below the limit, above it", "[optimizer]") {
     }
 }
 
-namespace {
-
-template <class X>
-double sum_of_squares(const X* x, size_t n) {
-    double total = NAN;
-    sum_of_squares(CPU{}, &total, x, n);
-    return total;
-}
-
-}   // namespace
-
-TEST_CASE("sum of squares: one number, one block, partial blocks; same bits for any number of threads", "[optimizer]") {
-    for (size_t n : {1, 15, 4095, 4096, 4097, 50001}) {
-        const std::vector<float> x = random_numbers<float>(n, n);
-        long double exact = 0;
-        for (float number : x) exact += static_cast<long double>(number) * number;
-        const double once = sum_of_squares(x.data(), n);
-        INFO(n << " numbers");
-        CHECK(std::abs(once - double(exact)) <= rounding<double>(int(n)).relative * once);
-        for (int count : {1, 2, 3}) {
-            const Threads threads(count);
-            CHECK(sum_of_squares(x.data(), n) == once);
-        }
-    }
-    CHECK(sum_of_squares(static_cast<const float*>(nullptr), 0) == 0);
-}
-
-TEST_CASE("sum of squares: of spans by their weight; one span is the whole, to the bit", "[optimizer]") {
-    std::vector<float> x = random_numbers<float>(9001, 1);
-    auto total_of = [&](const std::vector<NormSpan>& spans) {
-        double total = NAN;
-        sum_of_squares(CPU{}, &total, x.data(), x.size(), spans.data(), int(spans.size()));
-        return total;
-    };
-    CHECK(total_of({{0, 9001, 1}}) == sum_of_squares(x.data(), x.size()));
-    CHECK(total_of({{3, 7, 1}, {10, 20, 0}, {20, 9000, 1}}) == sum_of_squares(&x[3], 4) + sum_of_squares(&x[20], 8980));
-    CHECK(total_of({}) == 0);
-    x[8] = NAN;   // in no span
-    CHECK(std::isfinite(total_of({{3, 7, 1}, {10, 20, 0}})));
-    for (float broken : {NAN, INFINITY}) {
-        x[15] = broken;   // where only what is not finite counts
-        CHECK(std::isnan(total_of({{3, 7, 1}, {10, 20, 0}})));
-    }
-}
-
-TEST_CASE("sum of squares: NaN and infinity show, a large float does not overflow", "[optimizer]") {
-    std::vector<float> x(5000, 1);
-    x[4999] = NAN;
-    CHECK(std::isnan(sum_of_squares(x.data(), x.size())));
-    x[4999] = INFINITY;
-    CHECK(std::isinf(sum_of_squares(x.data(), x.size())));
-    x[4999] = 1e30f;
-    CHECK(std::isfinite(sum_of_squares(x.data(), x.size())));
+TEST_CASE("sums of losses and of squares: their sizes, spans, what is not finite", "[optimizer]") {
+    check_sum_of_losses(CPU{});
+    check_sum_of_squares(CPU{});
+    check_squares_of_spans(CPU{});
+    check_squares_of_extremes(CPU{});
 }

@@ -9,8 +9,7 @@
 #include "attention/longformer.cuh"
 #include "attention/sinks.cuh"
 #include "attention/sliding_window.cuh"
-#include "model/base/error.h"
-#include "tests/catch.h"
+#include "tests/attention_case.h"
 
 namespace {
 
@@ -32,19 +31,7 @@ void check_cost(const P& policy, int pairs, int tiles) {
     CHECK(count.tiles == tiles);
 }
 
-/// What a dense mask says about a rectangle.
-template <class P>
-Tile verdict_by_pairs(const P& policy, int h, const Rectangle& r) {
-    bool some = false, all = true;
-    for (int i = r.i0; i < r.i1; i++)
-        for (int j = r.j0; j < r.j1; j++) {
-            const bool one = policy.visible(h, i, j);
-            some = some || one, all = all && one;
-        }
-    return !some ? Tile::hidden : all ? Tile::full : Tile::mixed;
-}
-
-/// tile() says what verdict_by_pairs() says, for tiles of the kernel and any other rectangle.
+/// tile() is the verdict by pairs, of the kernel's tiles and of any other rectangle.
 template <class P>
 void check_exact(const Values& settings) {
     const P policy = pattern<P>(settings);
@@ -54,7 +41,7 @@ void check_exact(const Values& settings) {
     auto below = [&](int n) { return int(generator() % unsigned(n)); };
     int wrong = 0;
     auto check = [&](int h, const Rectangle& r) {
-        wrong += policy.tile(h, r.i0, r.i1, r.j0, r.j1) != verdict_by_pairs(policy, h, r);
+        wrong += policy.tile(h, r.i0, r.i1, r.j0, r.j1) != verdict_by_pairs(r, [&](int i, int j) { return policy.visible(h, i, j); });
     };
     for (int h = 0; h < 3; h++) {
         for (int i = 0; i < 640; i += TILE)
@@ -89,13 +76,9 @@ void check_documents(const Values& settings) {
     int wrong = 0;
     for (int n = 0; n < 3000; n++) {
         const int most = n % 3 ? 10 : 140, i = below(500), j = below(i + 1), rows = 1 + below(most), columns = 1 + below(most);
-        bool some = false, all = true;
         for (int r = i; r < i + rows; r++)
-            for (int c = j; c < j + columns; c++) {
-                wrong += walk.visible(r, c) != seen(r, c);
-                some = some || seen(r, c), all = all && seen(r, c);
-            }
-        wrong += walk.judge({1, 0, i, j, rows, columns}) != (!some ? Tile::hidden : all ? Tile::full : Tile::mixed);
+            for (int c = j; c < j + columns; c++) wrong += walk.visible(r, c) != seen(r, c);
+        wrong += walk.judge({1, 0, i, j, rows, columns}) != verdict_by_pairs({i, i + rows, j, j + columns}, seen);
     }
     CHECK(wrong == 0);
 }
@@ -209,21 +192,12 @@ TEST_CASE("bigbird draws distinct earlier blocks, each equally often, another ro
 }
 
 TEST_CASE("static patterns refuse settings that make no sense together, naming the range", "[attention]") {
-    auto refusal = [](auto make) -> std::string {
-        try {
-            make();
-        } catch (const Error& error) {
-            CHECK(error.code == Exit::usage);
-            return error.what();
-        }
-        return "";
-    };
-    CHECK(refusal([] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 17}}); })
+    CHECK(refusal(Exit::usage, [] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 17}}); })
               .find("must be from 0 to 16") != std::string::npos);
     for (int globals : {3, 8})
-        CHECK(refusal([&] { pattern<deepspeed_fixed>({{"deepspeed_fixed_globals", globals}}); })
+        CHECK(refusal(Exit::usage, [&] { pattern<deepspeed_fixed>({{"deepspeed_fixed_globals", globals}}); })
                   .find("must be from 1 to 4 and divide 4") != std::string::npos);
-    CHECK(refusal([] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 16}}); }) == "");
+    CHECK(refusal(Exit::usage, [] { pattern<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 16}}); }) == "");
 }
 
 TEST_CASE("documents begin where the token between them stands, and at the row's first token", "[attention][documents]") {

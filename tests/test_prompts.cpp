@@ -1,10 +1,9 @@
 // Prompts from a file, and the file of what was written behind them.
 #include <fstream>
 
-#include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/generate/output.h"
-#include "tests/catch.h"
+#include "tests/errors.h"
 #include "tests/temporary_folder.h"
 
 namespace {
@@ -20,12 +19,8 @@ std::vector<Prompt> prompts_of(const std::string& lines, const Tokenizer* tokeni
 /// "" if `call` fails with Exit::data and a sentence that has `part`, or what it does instead.
 template <class Call>
 std::string unless_failed(const std::string& part, Call call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        return error.code == Exit::data && std::string(error.what()).find(part) != std::string::npos ? "" : error.what();
-    }
-    return "no error";
+    const Error error = error_of(call);
+    return error.code == Exit::data && says(error, {part}) ? "" : error.what();
 }
 
 std::string refusal(const std::string& lines, const std::string& part, const Tokenizer* tokenizer = bytes.get()) {

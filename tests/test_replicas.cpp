@@ -3,21 +3,11 @@
 
 #include "model/run/replicas.cuh"
 #include "model/run/start.h"
+#include "tests/errors.h"
 #include "tests/temporary_folder.h"
 #include "tests/whole_model.h"
 
 namespace {
-
-/// Exit::rank with a sentence that has `word` in it, where the check is made by rank 0 of one.
-std::string complaint_of(const std::function<void()>& check) {
-    try {
-        check();
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::rank);
-        return error.what();
-    }
-    return "";
-}
 
 void flip(float& x, int bit) { x = std::bit_cast<float>(std::bit_cast<uint32_t>(x) ^ (uint32_t(1) << bit)); }
 
@@ -45,19 +35,19 @@ TEST_CASE("replicas: a flipped bit of a weight or moment that only one rank keep
     ReplicaCheck<CPU, float> check(CPU{}, gpt);
     const Ranks ranks;
     check.remember_update(CPU{});
-    CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
+    CHECK(refusal(Exit::rank, [&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
     const Tensor& tensor = *std::next(gpt.net.tensors.begin(), 3);
     const std::vector<Piece> own = pieces_of(gpt.net.tensors, owned_spans(gpt.shards)).pieces;
     for (auto& [array, at, words] : {std::tuple{gpt.weights, tensor.slot.offset + 1, "the weights of " + tensor.name},
                                      {gpt.m, own.back().begin, std::string("the first moments of ")},
                                      {gpt.v, own.front().begin, std::string("the second moments of ")}}) {
         flip(array[at], 7);
-        const std::string sentence = complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); });
+        const std::string sentence = refusal(Exit::rank, [&] { check.require_unchanged(CPU{}, ranks, 8); });
         INFO(sentence);
         CHECK(sentence.find(words) != std::string::npos);
         CHECK(sentence.find("since the update of step 7") != std::string::npos);
         flip(array[at], 7);
-        CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
+        CHECK(refusal(Exit::rank, [&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
     }
 }
 
@@ -78,12 +68,12 @@ TEST_CASE("replicas: Muon's momentum is checked, and second moments in their own
         for (auto& [array, at, words] : {std::tuple{gpt.m, own[own.size() / 2].begin, "the first moments of "},
                                          {gpt.v, rest.back().end - 1, "the second moments of model.norm.weight"}}) {
             flip(array[at], 7);
-            const std::string sentence = complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); });
+            const std::string sentence = refusal(Exit::rank, [&] { check.require_unchanged(CPU{}, ranks, 8); });
             INFO(sentence);
             CHECK(sentence.find(words) != std::string::npos);
             flip(array[at], 7);
         }
-        CHECK(complaint_of([&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
+        CHECK(refusal(Exit::rank, [&] { check.require_unchanged(CPU{}, ranks, 8); }) == "");
     }
 }
 
@@ -106,14 +96,14 @@ TEST_CASE("replicas: a bit that flips while a checkpoint is saved is named, and 
                     check.require_saved(sums, gpt.weights, gpt.m, gpt.v);
                 });
             };
-            const std::string sentence = complaint_of([&] { save(before ? 8 : 7); });
+            const std::string sentence = refusal(Exit::rank, [&] { save(before ? 8 : 7); });
             CHECK(sentence.find("on rank 0, " + (words + tensor.name) + " changed while a checkpoint was saved") == 0);
             CHECK(std::filesystem::is_empty(folder.path()));
             flip(flipped, 7);
             if (before) flip(flipped, 8);
         }
     }
-    CHECK(complaint_of([&] { check.require_saved(check.sums_to_save(CPU{}, ranks), gpt.weights, gpt.m, gpt.v); }) == "");
+    CHECK(refusal(Exit::rank, [&] { check.require_saved(check.sums_to_save(CPU{}, ranks), gpt.weights, gpt.m, gpt.v); }) == "");
 }
 
 TEST_CASE("replicas: the pieces of all shards are every element of every tensor, once", "[ranks]") {

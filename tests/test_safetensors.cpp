@@ -11,10 +11,10 @@
 #include <ctime>
 #include <fstream>
 
-#include "model/base/error.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/tensors.h"
-#include "temporary_folder.h"
+#include "tests/errors.h"
+#include "tests/temporary_folder.h"
 
 namespace {
 
@@ -27,13 +27,7 @@ std::vector<std::byte> file_of(const std::string& header, size_t data_bytes) {
 }
 
 std::string refusal(const std::vector<std::byte>& file) {
-    try {
-        parse_safetensors(file, "some.safetensors");
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::checkpoint);
-        return error.what();
-    }
-    return "accepted";
+    return refusal(Exit::checkpoint, [&] { parse_safetensors(file, "some.safetensors"); });
 }
 
 void refused(const std::string& header, size_t data_bytes, const std::string& expected) {

@@ -16,8 +16,6 @@ Settings of(double top, double distil, double block = 64, double threshold = 0) 
     return {{"seer_r_top_k", top}, {"seer_r_distil", distil}, {"seer_r_block", block}, {"seer_r_threshold", threshold}};
 }
 
-double sum(const Numbers& numbers) { return std::accumulate(numbers.begin(), numbers.end(), 0.0); }
-
 /// The gate's choices from made-up scores, of two key/value heads and blocks of two tokens: those of each token in order, -1 left out.
 struct ChoiceOf {
     std::vector<std::byte> memory;
@@ -63,7 +61,7 @@ double divergence(const Case& layer, int block) {
                     Numbers weight(t + 1);
                     for (int j = 0; j <= t; j++)
                         weight[j] = std::exp(dot(in.query(in.q, b, t, h), in.key(in.k, b, j, h), in.HS) / std::sqrt(in.HS));
-                    for (int j = 0; j <= t; j++) peaks[j / block] = std::max(peaks[j / block], weight[j] / sum(weight));
+                    for (int j = 0; j <= t; j++) peaks[j / block] = std::max(peaks[j / block], weight[j] / sum_of(weight));
                 }
                 const int past = t / block;
                 const double* const score = &scores[((size_t(b) * in.NKV + kv) * in.T + t) * N];
@@ -79,12 +77,8 @@ double divergence(const Case& layer, int block) {
 
 TEST_CASE("seer_r: computes what its naive() prints where blocks have to be chosen", "[attention][blocks]") {
     for (const LayerSizes& sizes : {LayerSizes{1, 400, 4, 2, 8, of(2, 0)}, {2, 330, 2, 1, 8, of(1, 1)}, {1, 500, 2, 2, 8, of(1, 0, 128)},
-                                    {1, 400, 4, 1, 8, of(5, 0, 64, 0.3)}, {1, 200, 2, 1, 8, of(0, 1)}, {1, 200, 4, 2, 8, of(1, 2)}}) {
-        INFO("T " << sizes.T << ", NH " << sizes.NH);
-        Case layer(sizes);
-        layer.forward();
-        CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
-    }
+                                    {1, 400, 4, 1, 8, of(5, 0, 64, 0.3)}, {1, 200, 2, 1, 8, of(0, 1)}, {1, 200, 4, 2, 8, of(1, 2)}})
+        check_against_naive(named("seer_r"), sizes);
 }
 
 TEST_CASE("seer_r: chosen are the greatest scores, ties to the earlier, above a threshold, in the own document", "[attention][blocks]") {
@@ -117,12 +111,12 @@ TEST_CASE("seer_r: its loss is the definition's, with exact gradients of the gat
         for (Case* each : {&layer, &weighted, &without}) each->forward(), each->backward(dout);
         const double expected = divergence(layer, layer.policy.block);
         CHECK(expected > 1);
-        CHECK(std::abs(sum(layer.auxiliary) - expected) <= 1e-11 * expected);
-        CHECK(std::abs(sum(weighted.auxiliary) - 2 * expected) <= 1e-11 * expected);
+        CHECK(std::abs(sum_of(layer.auxiliary) - expected) <= 1e-11 * expected);
+        CHECK(std::abs(sum_of(weighted.auxiliary) - 2 * expected) <= 1e-11 * expected);
 
         const Numbers gradients = layer.dweights;
-        CHECK(gradient_error(layer.weights, gradients, [&] { return layer.forward(), sum(layer.auxiliary); }) <= 1e-8);
-        CHECK(sum(without.dweights) == 0);
+        CHECK(gradient_error(layer.weights, gradients, [&] { return layer.forward(), sum_of(layer.auxiliary); }) <= 1e-8);
+        CHECK(sum_of(without.dweights) == 0);
         CHECK(bit_difference(layer.dqkv, without.dqkv) == "");
         CHECK(slope_error(without.qkv, without.dqkv, [](size_t) { return true; }, [&] { return without.loss(dout); }) <= 1e-6);
     }
@@ -134,7 +128,7 @@ TEST_CASE("seer_r: the gate alone learns beside dense attention; what is trained
     dense.qkv = alone.qkv;
     alone.forward(), dense.forward(), off.forward();
     CHECK(bit_difference(alone.result(), dense.out) == "");
-    CHECK((sum(alone.auxiliary) > 1 && sum(off.auxiliary) == 0));
+    CHECK((sum_of(alone.auxiliary) > 1 && sum_of(off.auxiliary) == 0));
 
     const std::string own = "model.layers.0.self_attn.seer_r.w_gq", other = "model.layers.0.self_attn.q_proj.weight";
     auto policy = [](const Settings& settings) { return Case({1, 1, 2, 1, 8, settings}).policy; };

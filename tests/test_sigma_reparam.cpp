@@ -1,7 +1,5 @@
 // Linear layers by their spectral norm: formula, gradients, what a checkpoint has to hold.
-#include "catch.h"
-
-#include "model/base/error.h"
+#include "tests/errors.h"
 #include "tests/sigma_policy.h"
 #include "tests/whole_model.h"
 
@@ -158,21 +156,15 @@ TEST_CASE("sigma: a model for inference reads the same from what a checkpoint ho
 }
 
 TEST_CASE("sigma: shards of the optimiser are refused", "[sigma]") {
-    try {
+    const Error error = error_of([] {
         GPT<CPU, float> gpt(variant_of<CpuLayer, FreezesMlp>, config_with({}), 1, 9, Mode::training, Recompute::nothing, 0, 2);
-        FAIL("nothing was thrown");
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::usage);
-        CHECK(std::string(error.what()).find("--zero-stage 0") != std::string::npos);
-    }
+    });
+    CHECK(error.code == Exit::usage);
+    CHECK(says(error, {"--zero-stage 0"}));
 }
 
 TEST_CASE("sigma: matrices that are kept as bf16 are refused", "[sigma]") {
-    try {
-        GPT<CPU, float> gpt(variant_of<CpuLayer, FreezesMlp>, config_with({}), 1, 9, Stored::as_bf16);
-        FAIL("nothing was thrown");
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::usage);
-        CHECK(std::string(error.what()).find("--weights fp32") != std::string::npos);
-    }
+    const Error error = error_of([] { GPT<CPU, float> gpt(variant_of<CpuLayer, FreezesMlp>, config_with({}), 1, 9, Stored::as_bf16); });
+    CHECK(error.code == Exit::usage);
+    CHECK(says(error, {"--weights fp32"}));
 }

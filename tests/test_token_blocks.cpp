@@ -33,15 +33,6 @@ std::vector<int> tokens_of(const ChoiceCase& one, int b, int chooser, int n) {
     return tokens;
 }
 
-/// Tokens that have to choose, several blocks of several tiles, shared keys, and choices that are none.
-std::vector<LayerSizes> moba_sizes() {
-    auto settings = [](double block, double top) { return std::map<std::string, double>{{"moba_block", block}, {"moba_top_k", top}}; };
-    return {{1, 400, 4, 2, 8, settings(64, 3)},
-            {2, 330, 2, 1, 8, settings(64, 2)},
-            {1, 500, 2, 2, 8, settings(128, 2)},
-            {1, 330, 2, 1, 8, settings(64, 1)}};
-}
-
 }   // namespace
 
 TEST_CASE("blocks of packed documents: whole ones have numbers of their own, keys by block are their tokens", "[attention][blocks]") {
@@ -71,11 +62,11 @@ TEST_CASE("blocks of packed documents: whole ones have numbers of their own, key
 }
 
 TEST_CASE("moba: computes what its naive() prints where blocks have to be chosen", "[attention][blocks]") {
-    for (const LayerSizes& sizes : moba_sizes()) {
-        PolicyCase<double, moba> layer(sizes);
-        layer.forward();
-        CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
-    }
+    const auto of = [](double block, double top) { return std::map<std::string, double>{{"moba_block", block}, {"moba_top_k", top}}; };
+    // Several blocks of several tiles, shared keys, and choices that are none.
+    for (const LayerSizes& sizes : {LayerSizes{1, 400, 4, 2, 8, of(64, 3)}, {2, 330, 2, 1, 8, of(64, 2)},
+                                    {1, 500, 2, 2, 8, of(128, 2)}, {1, 330, 2, 1, 8, of(64, 1)}})
+        check_against_naive(named("moba"), sizes);
 }
 
 TEST_CASE("block rows: the tokens of each block in order, padded to tiles, with the block's key tiles", "[attention][blocks]") {
@@ -148,14 +139,12 @@ TEST_CASE("forced blocks: tiles are hidden and full where visible() says so", "[
             const bool whole_tiles = n % 2;   // the others may be called mixed where they are not
             const int i0 = whole_tiles ? 64 * below(8) : below(400), i1 = i0 + (whole_tiles ? 64 : 1 + below(90));
             const int j0 = whole_tiles ? 64 * below(8) : below(400), j1 = j0 + (whole_tiles ? 64 : 1 + below(90));
-            bool some = false, all = true;
-            for (int i = i0; i < i1; i++)
-                for (int j = j0; j < j1; j++) {
-                    const bool seen = j <= i && (j / forced.block < forced.leading || j / forced.block > i / forced.block - forced.local);
-                    wrong += forced.visible(0, i, j) != seen;
-                    some |= seen, all &= seen;
-                }
-            const Tile verdict = forced.tile(0, i0, i1, j0, j1), exact = all ? Tile::full : some ? Tile::mixed : Tile::hidden;
+            const Tile exact = verdict_by_pairs({i0, i1, j0, j1}, [&](int i, int j) {
+                const bool seen = j <= i && (j / forced.block < forced.leading || j / forced.block > i / forced.block - forced.local);
+                wrong += forced.visible(0, i, j) != seen;
+                return seen;
+            });
+            const Tile verdict = forced.tile(0, i0, i1, j0, j1);
             wrong += verdict != exact && (whole_tiles || verdict != Tile::mixed);
         }
         CHECK(wrong == 0);
@@ -188,8 +177,8 @@ TEST_CASE("merged rows: one softmax over what was there and all rows of a token,
                 weight.push_back(std::exp(row_lse[size_t(h) * R + r])), inside.push_back(row_entropy[size_t(h) * R + r]);
                 parts.push_back(&row_out[(size_t(r) * NH + h) * HS]);
             }
-            double total = 0, expected = 0, of_choice = 0;
-            for (double w : weight) total += w;
+            const double total = sum_of(weight);
+            double expected = 0, of_choice = 0;
             for (size_t p = 0; p < parts.size() && total > 0; p++) {
                 expected += weight[p] / total * parts[p][1];
                 if (weight[p] > 0) of_choice += weight[p] / total * (inside[p] - std::log(weight[p] / total));
@@ -201,7 +190,5 @@ TEST_CASE("merged rows: one softmax over what was there and all rows of a token,
             CHECK(pairs[n] == 10 + 64 * (double(parts.size()) - 1));
         }
     CHECK(worst <= 1e-12);
-    double visited = 0;
-    for (double n : tiles) visited += n;
-    CHECK(visited == double(NH) * (tiles_of(T) + 2 * tiles_of(R)));
+    CHECK(sum_of(tiles) == double(NH) * (tiles_of(T) + 2 * tiles_of(R)));
 }

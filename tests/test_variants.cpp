@@ -3,8 +3,7 @@
 #include <filesystem>
 
 #include "attention/variant.h"
-#include "model/base/error.h"
-#include "tests/catch.h"
+#include "tests/errors.h"
 
 TEST_CASE("variants: the table has every file of attention/, in the order of names", "[variants]") {
     std::vector<std::string> files, names;
@@ -17,13 +16,9 @@ TEST_CASE("variants: the table has every file of attention/, in the order of nam
 
 TEST_CASE("variants: are found by their names; another name is refused with those there are", "[variants]") {
     for (const Variant* variant : all_variants()) CHECK(&named(variant->name) == variant);
-    try {
-        named("casual");
-        FAIL("found");
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::usage);
-        for (const Variant* variant : all_variants()) CHECK(std::string(error.what()).find(variant->name) != std::string::npos);
-    }
+    const Error error = error_of([] { named("casual"); });
+    CHECK(error.code == Exit::usage);
+    for (const Variant* variant : all_variants()) CHECK(says(error, {variant->name}));
 }
 
 TEST_CASE("variants: a trainer's own is the one beside causal, or causal", "[variants]") {

@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "model/base/error.h"
 #include "model/checkpoint/checkpoint.h"
-#include "tests/catch.h"
+#include "tests/errors.h"
 #include "tests/shards.h"
 
 namespace fs = std::filesystem;
@@ -47,15 +46,7 @@ struct TinyRun {
     }
 };
 
-inline std::string sentence_of(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        CHECK(error.code == Exit::checkpoint);
-        return error.what();
-    }
-    return "";
-}
+inline std::string sentence_of(const std::function<void()>& action) { return refusal(Exit::checkpoint, action); }
 
 inline bool contains(const std::string& text, const std::string& part) {
     INFO(text << " should contain " << part);

@@ -1,94 +1,121 @@
-// Climbs the ladder of attention kernels: checks every rung against attention in double, times it, and prints a markdown table.
+// Climbs the ladder of attention kernels, forward and backward: times every rung, compares its results with those of the first, and
+// prints a markdown table for each way. tests/gpu/test_ladder.cpp compares all of them with attention in double.
 //   make build/dev/ladder/ladder && build/dev/ladder/ladder [--batch-size 4] [--seq-len 4096] [--heads 12]
-// The rungs are the files rung_1.cuh to rung_6.cuh beside this one; rung_0.h is the CPU's, and backward_ladder.cu climbs the way back.
 
-#include "dev/ladder/options.h"
 #include "dev/ladder/rungs.h"
 #include "dev/timing.cuh"
+#include "model/base/command_line.h"
 #include "model/device/machine.h"
 #include "tests/gpu/device_array.h"
 
 namespace {
 
-struct Result {
-    Timing time;
-    double error;   // of the rows that were checked, as a fraction of their norm
+struct Options {
+    int B = 4, T = 4096, NH = 12, repeats = 10;
+    bool quick = false;
 };
 
-/// Random numbers on both sides. Rows are checked one by one: all of them would keep the CPU busy for hours.
-class Climb {
+bool parse(int argc, char** argv, Options& o) {
+    CLI::App app("Times a ladder of attention kernels, from one thread per row to the one that trains.");
+    app.option_defaults()->always_capture_default();
+    const auto positive = whole_number_from(1, 1 << 20);
+    app.add_option("--batch-size", o.B, "sequences")->transform(positive);
+    app.add_option("--seq-len", o.T, "tokens per sequence, T")->transform(positive);
+    app.add_option("--heads", o.NH, "heads, of 64 and then of 128 numbers")->transform(positive);
+    app.add_option("--repeats", o.repeats, "runs of which the median is printed")->transform(positive);
+    app.add_flag("--quick", o.quick, "run everything once to see that it runs; the times mean nothing");
+    return parse_options(app, argc, argv);
+}
+
+struct Result {
+    std::string adds;
+    double seconds, flops;
+    double error;   // distance from the first rung's results, as a fraction of their norm
+};
+
+/// Random numbers in, and room for what the rungs write.
+class Ladder {
 public:
-    Climb(Bench& bench, const LadderProblem& sizes)
-        : bench_(bench), p_(sizes), q_(bench.device(), p_.numbers(), 1), k_(bench.device(), p_.numbers(), 2),
-          v_(bench.device(), p_.numbers(), 3), out_(bench.device(), p_.numbers(), 4),
-          lse_(bench.device(), size_t(p_.B) * p_.NH * p_.T, 5), host_q_(on_host(q_)), host_k_(on_host(k_)), host_v_(on_host(v_)) {
-        p_.q = q_, p_.k = k_, p_.v = v_, p_.out = out_;
+    Ladder(Bench& bench, const Options& o, int HS)
+        : bench_(bench), sizes_{o.B, o.T, o.NH, HS, nullptr, nullptr, nullptr, nullptr}, q_(room<bf16>(1)), k_(room<bf16>(2)),
+          v_(room<bf16>(3)), dout_(room<bf16>(4)), out_(room<bf16>(5)), dv_(room<bf16>(6)), dq_(room<float>(7)), dk_(room<float>(8)),
+          lse_(bench.device(), size_t(o.B) * o.NH * o.T, 9), D_(bench.device(), size_t(o.B) * o.NH * o.T, 10),
+          memory_(std::vector<std::byte>(backward_3::workspace(sizes_))) {
+        static_cast<LadderProblem&>(p_) = sizes_;
+        p_.q = q_, p_.k = k_, p_.v = v_, p_.out = out_, p_.dout = dout_;
+        p_.lse = lse_, p_.D = D_, p_.dq = dq_, p_.dk = dk_, p_.dv = dv_;
     }
 
-    std::vector<Result> results() {
+    std::vector<Result> forward() {
+        return climb(rungs(lse_), p_.LadderProblem::flops(), [&](auto visit) { visit(p_.out); });
+    }
+    /// Needs the output and LSE that forward() leaves.
+    std::vector<Result> backward() {
+        return climb(backward_rungs(memory_.data()), p_.flops(), [&](auto visit) { visit(p_.dq), visit(p_.dk), visit(p_.dv); });
+    }
+
+private:
+    template <class X>
+    RandomArray<X> room(uint64_t seed) const {
+        return {bench_.device(), sizes_.numbers(), seed};
+    }
+
+    /// `visit_results` calls its argument with every array that the rungs write.
+    template <class VisitResults>
+    std::vector<Result> climb(const std::vector<Rung>& all, double flops, VisitResults visit_results) {
         std::vector<Result> results;
-        for (const Rung& rung : rungs(lse_)) {
-            fill(bench_.device(), p_.out, p_.numbers(), narrow<bf16>(NAN));   // what is not written shows
+        std::vector<double> first;
+        for (const Rung& rung : all) {
+            visit_results([&]<class X>(X* x) { fill(bench_.device(), x, p_.numbers(), narrow<X>(NAN)); });   // what is not written shows
             rung.attention(bench_.device(), p_);
-            const double error = error_of(rung);
-            results.push_back({bench_.time([&] { rung.attention(bench_.device(), p_); }), error});
+            std::vector<double> is;
+            visit_results([&]<class X>(const X* x) { append(is, x); });
+            if (first.empty()) first = is;
+            double squares = 0, norm = 0;
+            for (size_t n = 0; n < is.size(); n++) squares += (is[n] - first[n]) * (is[n] - first[n]), norm += first[n] * first[n];
+            const double error = std::sqrt(squares / norm);
+            if (!(error <= 0.02)) fail(Exit::not_finite, "the rung with ", rung.adds, ", HS ", p_.HS, ", is wrong by ", error);
+            const Timing time = bench_.time([&] { rung.attention(bench_.device(), p_); });
+            results.push_back({rung.adds, time.seconds, flops, error});
         }
         return results;
     }
-    const LadderProblem& problem() const { return p_; }
 
-private:
-    std::vector<float> on_host(const bf16* from) const {
-        std::vector<bf16> rounded(p_.numbers());
-        to_host(bench_.device(), rounded.data(), from, rounded.size());
-        std::vector<float> wide(rounded.size());
-        for (size_t n = 0; n < wide.size(); n++) wide[n] = float(widen(rounded[n]));
-        return wide;
-    }
-
-    double error_of(const Rung& rung) const {
-        const std::vector<float> out = on_host(p_.out);
-        std::vector<double> is, should;
-        const int rows = 96;
-        for (int n = 0; n < rows; n++) {   // the first rows, the last, and some between
-            const int i = n < 8 ? std::min(n, p_.T - 1) : int(int64_t(p_.T - 1) * n / (rows - 1)), b = n % p_.B, h = n % p_.NH;
-            const auto row = attention_by_definition(p_, host_q_, host_k_, host_v_, b, i, h);
-            should.insert(should.end(), row.begin(), row.end());
-            is.insert(is.end(), &out[p_.at(b, i, h)], &out[p_.at(b, i, h)] + p_.HS);
-        }
-        const std::string wrong = difference(is, should, device_rounding<bf16>(p_.T));
-        if (!wrong.empty()) fail(Exit::not_finite, "the rung with ", rung.adds, ", HS ", p_.HS, ", is wrong: ", wrong);
-        double squares = 0, norm = 0;
-        for (size_t n = 0; n < is.size(); n++) squares += (is[n] - should[n]) * (is[n] - should[n]), norm += should[n] * should[n];
-        return std::sqrt(squares / norm);
+    template <class X>
+    void append(std::vector<double>& to, const X* x) const {
+        std::vector<X> numbers(p_.numbers());
+        to_host(bench_.device(), numbers.data(), x, numbers.size());
+        for (X number : numbers) to.push_back(widen(number));
     }
 
     Bench& bench_;
-    LadderProblem p_;
-    RandomArray<bf16> q_, k_, v_, out_;
-    RandomArray<float> lse_;
-    std::vector<float> host_q_, host_k_, host_v_;
+    LadderProblem sizes_;
+    BackwardProblem p_{};
+    RandomArray<bf16> q_, k_, v_, dout_, out_, dv_;
+    RandomArray<float> dq_, dk_, lse_, D_;
+    DeviceMemory<std::byte> memory_;
 };
 
-void run(const LadderOptions& o) {
+void print(const char* way, const std::vector<Result>& of_64, const std::vector<Result>& of_128, const Ceilings& top) {
+    std::printf("\n| %-8s | what it adds                          |      HS 64 | TFLOP/s | matmul |     HS 128 | TFLOP/s | matmul "
+                "| from rung 1 |\n|---|---|---|---|---|---|---|---|---|\n", way);
+    for (size_t n = 0; n < of_64.size(); n++)
+        std::printf("| %8zu | %-37s | %7.3f ms | %s %7.3f ms | %s     %7.1e |\n", n + 1, of_64[n].adds.c_str(),
+                    of_64[n].seconds * 1e3, flops_columns(of_64[n].flops, of_64[n].seconds, top).c_str(),
+                    of_128[n].seconds * 1e3, flops_columns(of_128[n].flops, of_128[n].seconds, top).c_str(),
+                    std::max(of_64[n].error, of_128[n].error));
+}
+
+void run(const Options& o) {
     const OpenGpu gpu(0, false);
     const Effort effort = effort_of(o.repeats, o.quick);
     Bench bench(gpu.device(), effort);
     const Ceilings top = bench.ceilings();
-    std::printf("%s; copy %.0f GB/s read and written, bf16 matmul %.1f TFLOP/s; causal, forward, B %d, T %d, NH %d; median of %d "
-                "runs\n\n",
+    std::printf("%s; copy %.0f GB/s read and written, bf16 matmul %.1f TFLOP/s; causal, B %d, T %d, NH %d; median of %d runs\n",
                 describe(gpu.device(), 0).c_str(), top.bytes_per_second / 1e9, top.flops / 1e12, o.B, o.T, o.NH, effort.repeats);
-    std::printf("| rung | what it adds                       |      HS 64 | TFLOP/s | matmul |     HS 128 | TFLOP/s | matmul "
-                "|   error |\n|---|---|---|---|---|---|---|---|---|\n");
-    Climb narrow_heads(bench, {o.B, o.T, o.NH, 64, nullptr, nullptr, nullptr, nullptr});
-    Climb wide_heads(bench, {o.B, o.T, o.NH, 128, nullptr, nullptr, nullptr, nullptr});
-    const std::vector<Result> of_64 = narrow_heads.results(), of_128 = wide_heads.results();
-    const std::vector<Rung> all = rungs(nullptr);
-    for (size_t n = 0; n < all.size(); n++)
-        std::printf("|    %zu | %-34s | %7.3f ms | %s %7.3f ms | %s %7.1e |\n", n + 1, all[n].adds.c_str(),
-                    of_64[n].time.seconds * 1e3, flops_columns(narrow_heads.problem().flops(), of_64[n].time.seconds, top).c_str(),
-                    of_128[n].time.seconds * 1e3, flops_columns(wide_heads.problem().flops(), of_128[n].time.seconds, top).c_str(),
-                    std::max(of_64[n].error, of_128[n].error));
+    Ladder narrow_heads(bench, o, 64), wide_heads(bench, o, 128);
+    print("forward", narrow_heads.forward(), wide_heads.forward(), top);
+    print("backward", narrow_heads.backward(), wide_heads.backward(), top);
 }
 
 }   // namespace
@@ -96,7 +123,7 @@ void run(const LadderOptions& o) {
 int main(int argc, char** argv) {
     choose_blas_kernels(argv);
     return run_program("ladder", [&] {
-        LadderOptions options;
-        if (parse(argc, argv, "Times a ladder of attention kernels, from one thread per row to the one that trains.", options)) run(options);
+        Options options;
+        if (parse(argc, argv, options)) run(options);
     });
 }

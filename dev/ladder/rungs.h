@@ -1,9 +1,12 @@
-// All rungs of the ladder with what each adds, and the result by definition in double.
+// All rungs of the ladder with what each adds, forward and backward.
 #pragma once
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "dev/ladder/backward_1.cuh"
+#include "dev/ladder/backward_2.cuh"
+#include "dev/ladder/backward_3.cuh"
 #include "dev/ladder/rung_1.cuh"
 #include "dev/ladder/rung_2.cuh"
 #include "dev/ladder/rung_3.cuh"
@@ -13,7 +16,7 @@
 
 struct Rung {
     std::string adds;
-    std::function<void(GPU, const LadderProblem&)> attention;
+    std::function<void(GPU, const BackwardProblem&)> attention;
 };
 
 /// `lse` has room for (B, NH, T) numbers of every problem that will be given to the last one.
@@ -26,20 +29,10 @@ inline std::vector<Rung> rungs(float* lse) {
             {"the kernel that trains", [lse](GPU device, const LadderProblem& p) { rung_6::attention(device, p, lse); }}};
 }
 
-/// The output (HS) of one row; `p` has the sizes, the arrays are the host's.
-template <class Numbers>
-std::vector<double> attention_by_definition(const LadderProblem& p, const Numbers& q, const Numbers& k, const Numbers& v, int b,
-                                            int i, int h) {
-    std::vector<double> scores(i + 1), out(p.HS);
-    double largest = -INFINITY, total = 0;
-    for (int j = 0; j <= i; j++) {
-        double product = 0;
-        for (int d = 0; d < p.HS; d++) product += double(q[p.at(b, i, h) + d]) * double(k[p.at(b, j, h) + d]);
-        scores[j] = product / std::sqrt(double(p.HS));
-        largest = std::max(largest, scores[j]);
-    }
-    for (double& score : scores) total += score = std::exp(score - largest);
-    for (int j = 0; j <= i; j++)
-        for (int d = 0; d < p.HS; d++) out[d] += scores[j] / total * double(v[p.at(b, j, h) + d]);
-    return out;
+/// `memory` has backward_3::workspace() bytes for every problem that will be given to the last one.
+inline std::vector<Rung> backward_rungs(std::byte* memory) {
+    return {{"one thread per row", backward_1::gradients},
+            {"tiles on tensor cores, computed twice", backward_2::gradients},
+            {"the kernel that trains",
+             [memory](GPU device, const BackwardProblem& p) { backward_3::gradients(device, p, memory); }}};
 }

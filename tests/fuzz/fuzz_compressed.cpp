@@ -8,6 +8,7 @@
 #include <string>
 
 #include "data/documents/byte_stream.h"
+#include "model/base/disk.h"
 #include "model/base/error.h"
 
 namespace {

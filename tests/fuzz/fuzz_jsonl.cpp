@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "data/documents/documents.h"
+#include "model/base/disk.h"
 #include "model/base/error.h"
 
 namespace {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "data/shard.h"
+#include "model/base/disk.h"
 #include "model/base/error.h"
 
 namespace {

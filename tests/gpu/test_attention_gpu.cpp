@@ -13,11 +13,6 @@ struct Window : Causal {
     constexpr bool visible(int, int i, int j) const { return j <= i && i - j <= left; }
 };
 
-/// With a gate on every row's output.
-struct Gated : Causal {
-    static constexpr Traits traits{.gates_output = true};
-};
-
 /// More features than there is room for in shared memory: z = a + 0.1 sum_f r_f k_f.
 struct ManyFeatures : Causal {
     constexpr Features features() const { return {0, 50, 50}; }
@@ -36,11 +31,14 @@ struct ManyFeatures : Causal {
 
 }   // namespace
 
-TEST_CASE("GPU attention: one token, one tile, partial tiles, many tiles, groups of heads", "[gpu][attention]") {
-    for (auto [T, NH, NKV] : {std::array{1, 4, 2}, {63, 2, 2}, {64, 2, 1}, {65, 4, 1}, {200, 2, 1}}) {
-        Problem p(2, T, T, NH, NKV, 32);
-        check_attention_on_gpu(p, Causal());
-    }
+TEST_CASE("GPU attention: what both devices compute", "[gpu][attention]") {
+    const auto check = [](const Problem& p, const auto& policy, const auto&...) { check_attention_on_gpu(p, policy); };
+    SECTION("one token, one tile, partial tiles, many tiles, groups of heads, more keys than queries, fewer") { check_shapes(32, check); }
+    SECTION("scalars of heads, features of rows, columns and distances, with their gradients") { check_scores(64, check); }
+    SECTION("masks") { check_masks(32, check); }
+    SECTION("a gate on the output") { check_output_gate(64, check); }
+    SECTION("positions") { check_positions(32, check); }
+    SECTION("all extension points at once") { check_all_points_at_once(64, check); }
 }
 
 TEST_CASE("GPU attention: head sizes", "[gpu][attention]") {
@@ -66,48 +64,12 @@ TEST_CASE("GPU attention: narrow windows in long sequences, and more than 32 til
     check_attention_in<bf16>(Problem(1, 2400, 20, 1, 1, 32), Everything());
 }
 
-TEST_CASE("GPU attention: more keys than queries, fewer, and one", "[gpu][attention]") {
-    for (auto [T, S] : {std::pair{70, 130}, {130, 70}, {1, 65}, {65, 1}, {1, 1}})
-        check_attention_on_gpu(Problem(2, T, S, 2, 1, 32), Everything());
-}
-
-TEST_CASE("GPU attention score: scalars of heads, features of rows, columns and distances, with their gradients", "[gpu][attention]") {
-    for (int T : {1, 64, 130}) {
-        Problem p(1, T, T, 4, 2, 64, Modified().features());
-        p.dlse = normal_numbers(p.rows(), 9);
-        check_attention_on_gpu(p, Modified());
-    }
-}
-
 TEST_CASE("GPU attention score: more features than shared memory has room for", "[gpu][attention]") {
     check_attention_on_gpu(Problem(1, 130, 130, 2, 1, 32, ManyFeatures().features()), ManyFeatures());
 }
 
 TEST_CASE("GPU attention score: head size 128", "[gpu][attention]") {
     check_attention_on_gpu(Problem(1, 100, 100, 2, 1, 128, Modified().features()), Modified());
-}
-
-TEST_CASE("GPU attention mask: a window for every head", "[gpu][attention]") {
-    check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Modified(Mask::windows));
-}
-
-TEST_CASE("GPU attention mask: irregular patterns with rows that see nothing", "[gpu][attention]") {
-    Problem p(1, 130, 130, 4, 1, 32, Modified().features());
-    p.dlse = normal_numbers(p.rows(), 9);
-    check_attention_on_gpu(p, Modified(Mask::holes));
-}
-
-TEST_CASE("GPU attention mask: holes inside tiles", "[gpu][attention]") {
-    check_attention_on_gpu(Problem(1, 200, 200, 4, 2, 32, Modified().features()), Modified(Mask::squares));
-}
-
-TEST_CASE("GPU attention mask: lists of tiles, some of them empty", "[gpu][attention]") {
-    Problem p(2, 260, 260, 2, 1, 32, Modified().features());
-    p.dlse = normal_numbers(p.rows(), 9);
-    draw_tile_lists(p);
-    check_attention_on_gpu(p, Modified());
-    p.features = {}, p.head = p.row = p.column = p.tile = {};
-    check_attention_on_gpu(p, Causal());
 }
 
 TEST_CASE("GPU attention mask: a head that sees nothing among heads that do", "[gpu][attention]") {
@@ -124,14 +86,6 @@ TEST_CASE("GPU attention mask: a row that sees nothing gives zeros, not NaN", "[
     check_attention_on_gpu(p, Modified());
 }
 
-TEST_CASE("GPU attention output gate: a gate, also where it is zero", "[gpu][attention]") {
-    Problem p(2, 70, 70, 4, 2, 64);
-    p.gate = normal_numbers(p.rows(), 10);
-    for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
-    p.dlse = normal_numbers(p.rows(), 9);
-    check_attention_on_gpu(p, Gated());
-}
-
 TEST_CASE("GPU attention output gate: a gate that the policy does not know is refused", "[gpu][attention]") {
     Problem p(1, 4, 4, 1, 1, 32);
     p.gate = normal_numbers(p.rows(), 10);
@@ -140,37 +94,10 @@ TEST_CASE("GPU attention output gate: a gate that the policy does not know is re
     CHECK_THROWS_AS(gpu.backward(), Error);
 }
 
-TEST_CASE("GPU attention positions: gathered tokens in any order, with padding", "[gpu][attention]") {
-    Problem p(2, 70, 130, 2, 1, 32, Modified().features());
-    p.q_position = draw_positions(p, p.T, 1);
-    p.k_position = draw_positions(p, p.S, 2);
-    check_attention_on_gpu(p, Modified());
-}
-
-TEST_CASE("GPU attention positions: padding in tiles of which everything else is visible", "[gpu][attention]") {
-    Problem p(1, 70, 130, 2, 2, 32);
-    p.k_position = draw_positions(p, p.S, 2);
-    check_attention_on_gpu(p, Everything());
-    p.q_position = draw_positions(p, p.T, 1);
-    check_attention_on_gpu(p, Everything());
-    p.k_position.clear();
-    check_attention_on_gpu(p, Everything());
-}
-
 TEST_CASE("GPU attention statistics: a pair counts however small its weight", "[gpu][attention]") {
     Problem p(1, 200, 200, 2, 1, 32);
     for (double& number : p.q) number *= 100;
     CHECK(AttentionOnGpu<float, Window>(p, Window()).forward(true).pairs == forward(p, Window()).pairs);
-}
-
-TEST_CASE("GPU attention: all extension points at once", "[gpu][attention]") {
-    Problem p(1, 130, 200, 4, 2, 64, Modified().features());
-    p.q_position = draw_positions(p, p.T, 1);
-    p.k_position = draw_positions(p, p.S, 2);
-    p.gate = normal_numbers(p.rows(), 10);
-    p.dlse = normal_numbers(p.rows(), 9);
-    draw_tile_lists(p);
-    check_attention_on_gpu(p, Modified(Mask::holes));
 }
 
 TEST_CASE("GPU attention: the same bits in every order of threads and blocks", "[gpu][attention]") {

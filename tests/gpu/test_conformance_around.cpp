@@ -4,6 +4,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tests/errors.h"
+#ifdef EMULATED_GPU
+#include "tests/emulator/emulated.h"
+#endif
+
 namespace {
 
 // ---- copies
@@ -286,26 +291,15 @@ TEST_CASE("conformance: blocks take turns, and each sees what the one before it 
 #ifdef EMULATED_GPU   // a GPU takes nothing more from a program whose kernel has stopped
 __global__ void vain_kernel(const int* flag, Stuck* stuck) { wait_for_flag(flag, 5, stuck, 7, 100); }
 
-template <class Call>
-std::string complaint_of(Call call) {
-    try {
-        call();
-    } catch (const std::exception& error) {
-        return error.what();
-    }
-    return "none";
-}
-
 TEST_CASE("conformance: a block whose turn does not come says so and stops", "[gpu][conformance]") {
     const DeviceMemory<int> flag(std::vector<int>(1, 3));
     *stuck() = {};
-    const std::string stop = complaint_of([&] {
+    const std::string stop = complaint([&] {
         launch(test_gpu(), vain_kernel, Grid(1), WARP, 0, static_cast<const int*>(flag.data()), stuck());
-        cudaDeviceSynchronize();
     });
-    const std::string word = complaint_of([] { check(cudaErrorLaunchFailure); });
+    const Error error = error_of([] { check(cudaErrorLaunchFailure); });
     *stuck() = {};
-    CHECK(stop.find("__trap()") != std::string::npos);
-    CHECK(word.find("block 0 timed out waiting for tile 7: the flag is 3, expected 5") != std::string::npos);
+    CHECK(contains(stop, "__trap()"));
+    CHECK(says(error, {"block 0 timed out waiting for tile 7: the flag is 3, expected 5"}));
 }
 #endif

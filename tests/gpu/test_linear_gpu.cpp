@@ -1,33 +1,11 @@
-// Products of linear layers on the GPU (model/operations/linear.cuh, matmul.cuh, column_sum.cuh) against loops in double.
-#include "model/operations/linear.cuh"
-
-#include "tests/attention_case.h"
-#include "tests/catch.h"
-#include "tests/gpu/device_array.h"
+// Products of linear layers on the GPU (model/operations/linear.cuh, matmul.cuh, column_sum.cuh).
+#include "tests/errors.h"
+#include "tests/gpu/on_gpu.h"
+#include "tests/ops.h"
 
 namespace {
 
-constexpr double BEFORE = 0.25;   // what a buffer holds that is added to
-
-/// A (rows, columns) matrix, row-major, read in either orientation.
-struct Matrix {
-    const std::vector<double>& numbers;
-    int columns;
-    bool transposed = false;
-    double at(int row, int column) const {
-        return transposed ? numbers[size_t(column) * columns + row] : numbers[size_t(row) * columns + column];
-    }
-};
-
-std::vector<double> product(const Matrix& a, const Matrix& b, int M, int N, int K, double before = 0) {
-    std::vector<double> c(size_t(M) * N, before);
-    for (int m = 0; m < M; m++)
-        for (int k = 0; k < K; k++)
-            for (int n = 0; n < N; n++) c[size_t(m) * N + n] += a.at(m, k) * b.at(k, n);
-    return c;
-}
-
-/// One layer with random numbers, rounded to what X holds, on the host and on the device.
+/// One layer with random numbers, rounded to what X holds, on the host and on the device, and no more workspace than it needs.
 template <class X>
 struct LinearCase {
     int rows, IN, OUT;
@@ -37,70 +15,37 @@ struct LinearCase {
 
     LinearCase(int rows_, int IN_, int OUT_)
         : rows(rows_), IN(IN_), OUT(OUT_),
-          inp(rounded<X>(normal_numbers(size_t(rows) * IN, 1))),
-          weight(rounded<X>(normal_numbers(size_t(OUT) * IN, 2))),
-          bias(rounded<X>(normal_numbers(OUT, 3))),
-          dout(rounded<X>(normal_numbers(size_t(rows) * OUT, 4))),
+          inp(rounded<X>(random_numbers<double>(size_t(rows) * IN, 1))),
+          weight(rounded<X>(random_numbers<double>(size_t(OUT) * IN, 2))),
+          bias(rounded<X>(random_numbers<double>(OUT, 3))),
+          dout(rounded<X>(random_numbers<double>(size_t(rows) * OUT, 4))),
           d_inp(inp), d_weight(weight), d_bias(bias), d_dout(dout),
           workspace(column_sum_workspace(rows, OUT) / sizeof(float), NAN) {}
 
     GPU device() {
         return {nullptr, {reinterpret_cast<std::byte*>(workspace.data()), workspace.size() * sizeof(float)}};
     }
-
-    void check_forward(bool with_bias) {
-        DeviceArray<X> out(size_t(rows) * OUT, NAN);
-        linear_forward(device(), out.data(), d_inp.data(), d_weight.data(), with_bias ? d_bias.data() : nullptr, rows, IN, OUT);
-        std::vector<double> expected = product({inp, IN}, {weight, IN, true}, rows, OUT, IN);
-        for (size_t n = 0; with_bias && n < expected.size(); n++) expected[n] += bias[n % OUT];
-        CHECK(difference(out.numbers(), expected, device_rounding<X>(IN)) == "");
-    }
-
-    void check_backward_input(Write write) {
-        const bool add = write == Write::add;
-        DeviceArray<X> dinp(size_t(rows) * IN, add ? BEFORE : NAN);
-        linear_backward_input(device(), dinp.data(), d_dout.data(), d_weight.data(), rows, IN, OUT, write);
-        const auto expected = product({dout, OUT}, {weight, IN}, rows, IN, OUT, add ? BEFORE : 0);
-        CHECK(difference(dinp.numbers(), expected, device_rounding<X>(OUT)) == "");
-    }
-
-    void check_backward_weight(Write write, bool with_bias) {
-        const double before = write == Write::add ? BEFORE : 0;
-        DeviceArray<float> dweight(size_t(OUT) * IN, before ? before : NAN), dbias(OUT, before ? before : NAN);
-        linear_backward_weight(device(), dweight.data(), with_bias ? dbias.data() : nullptr, d_dout.data(), d_inp.data(), rows, IN,
-                               OUT, write);
-        const auto expected = product({dout, OUT, true}, {inp, IN}, OUT, IN, rows, before);
-        CHECK(difference(dweight.numbers(), expected, rounding<float>(rows)) == "");
-        if (!with_bias) return;
-        const std::vector<double> ones(rows, 1);
-        CHECK(difference(dbias.numbers(), product({ones, rows}, {dout, OUT}, 1, OUT, rows, before), rounding<float>(rows)) == "");
+    std::vector<double> expected(const std::vector<double>& added) const {
+        return Linear{rows, IN, OUT, true, Write::overwrite}.formula({inp, weight, added});
     }
 };
-
-template <class X>
-void check_all_products(int rows, int IN, int OUT) {
-    INFO(rows << " rows, " << IN << " in, " << OUT << " out, " << sizeof(X) << " bytes a number");
-    LinearCase<X> layer(rows, IN, OUT);
-    for (bool bias : {false, true}) layer.check_forward(bias);
-    for (Write write : {Write::overwrite, Write::add}) {
-        layer.check_backward_input(write);
-        for (bool bias : {false, true}) layer.check_backward_weight(write, bias);
-    }
-}
 
 /// rows: one, fewer than a chunk of the column sums, two chunks and a part; columns: one block of them, a block and a part.
 template <class X>
 void check_all_sizes() {
-    check_all_products<X>(1, 8, 16);
-    check_all_products<X>(24, 56, 40);
-    check_all_products<X>(136, 16, 264);
-    check_all_products<X>(521, 40, 24);
+    for (auto [rows, IN, OUT] : {std::array{1, 8, 16}, {24, 56, 40}, {136, 16, 264}, {521, 40, 24}})
+        for (bool bias : {false, true})
+            for (Write write : {Write::overwrite, Write::add}) {
+                INFO(rows << " rows, " << IN << " in, " << OUT << " out, bias " << bias << ", adds " << (write == Write::add));
+                const double rounded_with_it = write == Write::add ? 0.25 : 0;   // what the input's gradient is added to
+                check_on_gpu<X>(Linear{rows, IN, OUT, bias, write}, std::is_same_v<X, bf16> ? rounded_with_it * 0x1p-8 : 0);
+            }
 }
 
 }   // namespace
 
-TEST_CASE("linear layers on the GPU, bf16, against double", "[gpu][linear]") { check_all_sizes<bf16>(); }
-TEST_CASE("linear layers on the GPU, float32, against double", "[gpu][linear]") { check_all_sizes<float>(); }
+TEST_CASE("linear layers on the GPU, bf16, against the CPU in double", "[gpu][linear]") { check_all_sizes<bf16>(); }
+TEST_CASE("linear layers on the GPU, float32, against the CPU in double", "[gpu][linear]") { check_all_sizes<float>(); }
 
 TEST_CASE("linear layers on the GPU plan each kind of product once and give the same bits again", "[gpu][linear]") {
     LinearCase<bf16> layer(72, 32, 48);
@@ -121,25 +66,24 @@ TEST_CASE("linear layers on the GPU plan each kind of product once and give the 
 
 TEST_CASE("linear layers on the GPU: two products that differ in the bias's address share a plan", "[gpu][linear]") {
     LinearCase<float> layer(16, 8, 24);
-    const std::vector<double> other = normal_numbers<double>(24, 9);
+    const std::vector<double> other = random_numbers<double>(24, 9);
     DeviceArray<float> out(size_t(16) * 24, NAN), d_other(other);
-    layer.check_forward(true);
+    linear_forward(layer.device(), out.data(), layer.d_inp.data(), layer.d_weight.data(), layer.d_bias.data(), 16, 8, 24);
+    CHECK(difference(out.numbers(), layer.expected(layer.bias), rounding<float>(8)) == "");
     const size_t plans = Matmuls::of_process().plans_made();
     linear_forward(layer.device(), out.data(), layer.d_inp.data(), layer.d_weight.data(), d_other.data(), 16, 8, 24);
     CHECK(Matmuls::of_process().plans_made() == plans);
-    std::vector<double> expected = product({layer.inp, 8}, {layer.weight, 8, true}, 16, 24, 8);
-    for (size_t n = 0; n < expected.size(); n++) expected[n] += other[n % 24];
-    CHECK(difference(out.numbers(), expected, rounding<float>(8)) == "");
+    CHECK(difference(out.numbers(), layer.expected(other), rounding<float>(8)) == "");
 }
 
 TEST_CASE("linear layers on the GPU: a product is added to another matrix, which stays as it is", "[gpu][linear]") {
     LinearCase<bf16> layer(24, 16, 32);
     const bf16* const no_bias = nullptr;
-    const std::vector<double> before = rounded<bf16>(normal_numbers(size_t(24) * 32, 5));
+    const std::vector<double> before = rounded<bf16>(random_numbers<double>(size_t(24) * 32, 5));
     const DeviceArray<bf16> added(before), out(before.size(), NAN);
     matmul(layer.device(), out.data(), Transpose::no, layer.d_inp.data(), Transpose::yes, layer.d_weight.data(), no_bias,
            static_cast<const bf16*>(added.data()), 24, 32, 16);
-    std::vector<double> expected = product({layer.inp, 16}, {layer.weight, 16, true}, 24, 32, 16);
+    std::vector<double> expected = layer.expected(std::vector<double>(32));
     for (size_t n = 0; n < expected.size(); n++) expected[n] += before[n];
     CHECK(difference(out.numbers(), expected, device_rounding<bf16>(16)) == "");
     CHECK(bit_difference(added.numbers(), before) == "");
@@ -156,25 +100,19 @@ TEST_CASE("linear layers on the GPU take addresses that are multiples of 16 byte
     const DeviceArray<bf16> out(size_t(rows) * OUT + shift, NAN);
     linear_forward(GPU{}, out.data() + shift, static_cast<const bf16*>(inp.data() + shift),
                    static_cast<const bf16*>(weight.data() + shift), static_cast<const bf16*>(bias.data() + shift), rows, IN, OUT);
-    std::vector<double> expected = product({layer.inp, IN}, {layer.weight, IN, true}, rows, OUT, IN), actual = out.numbers();
-    for (size_t n = 0; n < expected.size(); n++) expected[n] += layer.bias[n % OUT];
+    std::vector<double> actual = out.numbers();
     actual.erase(actual.begin(), actual.begin() + shift);
-    CHECK(difference(actual, expected, device_rounding<bf16>(IN)) == "");
+    CHECK(difference(actual, layer.expected(layer.bias), device_rounding<bf16>(IN)) == "");
 }
 
 TEST_CASE("linear layers on the GPU say which product failed and why", "[gpu][linear]") {
     LinearCase<bf16> layer(16, 8, 24);
     DeviceArray<bf16> out(size_t(16) * 24 + 8, NAN);
     auto complains = [](Exit code, const std::string& words, auto work) {
-        try {
-            work();
-        } catch (const Error& error) {
-            INFO(error.what());
-            CHECK(std::string(error.what()).find(words) != std::string::npos);
-            CHECK(error.code == code);
-            return;
-        }
-        FAIL("nothing was thrown");
+        const Error error = error_of(work);
+        INFO(error.what());
+        CHECK(says(error, {words}));
+        CHECK(error.code == code);
     };
     const bf16* no_bias = nullptr;
     complains(Exit::rank, "the product (16, 8) x (24, 8)^T, bf16 to bf16 got the address", [&] {

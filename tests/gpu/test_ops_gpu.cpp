@@ -2,7 +2,7 @@
 // On a machine without a GPU they run on the emulator. Linear layers are in test_linear_gpu.cpp.
 #include "model/device/memory.cuh"
 #include "model/operations/checksum.cuh"
-#include "tests/catch.h"
+#include "tests/errors.h"
 
 #include <cmath>
 
@@ -11,17 +11,6 @@
 #include "tests/ops.h"
 
 namespace {
-
-/// The sentence that an operation refuses its arguments with, and the exit code.
-template <class Call>
-std::string refusal(Call call, Exit code) {
-    try {
-        call();
-    } catch (const Error& error) {
-        return error.code == code ? error.what() : "another exit code";
-    }
-    return "";
-}
 
 /// Tokens of which some fill more than one run, one of them several.
 std::vector<int32_t> frequent_tokens() {
@@ -75,16 +64,7 @@ TEST_CASE("GPU rmsnorm: overwriting and adding; one row, a partial block, severa
     check_on_gpu<float>(RmsNorm{1100, 8, Write::overwrite, Write::overwrite});      // more partial sums than are read at a time
 }
 
-TEST_CASE("GPU rmsnorm: a row of zeros gives zeros and a finite gradient", "[gpu][ops]") {
-    On<GPU, float> zeros(std::vector<float>(8)), ones(std::vector<float>(8, 1)), out(std::vector<float>(8, 1)),
-        dinp(std::vector<float>(8, 1)), dweight(std::vector<float>(8, 1)), rstd(std::vector<float>(1));
-    rmsnorm_forward(test_gpu(), out.data(), rstd.data(), zeros.data(), ones.data(), 1, 8, 1e-6);
-    rmsnorm_backward(test_gpu(), dinp.data(), dweight.data(), ones.data(), zeros.data(), ones.data(), rstd.data(), 1, 8,
-                     Write::overwrite, Write::overwrite);
-    CHECK(bit_difference(out.numbers(), zeros.numbers()) == "");
-    CHECK(difference(dinp.numbers(), std::vector<double>(8, 1000), rounding<float>(1)) == "");
-    CHECK(bit_difference(dweight.numbers(), zeros.numbers()) == "");
-}
+TEST_CASE("GPU rmsnorm: a row of zeros gives zeros and a finite gradient", "[gpu][ops]") { check_row_of_zeros(test_gpu()); }
 
 TEST_CASE("GPU residual: one row, a partial block, several packs a thread", "[gpu][ops]") {
     // The sum, of up to 2, is rounded once more than the results; the gradient is added to one of up to 1.
@@ -163,17 +143,6 @@ TEST_CASE("GPU swiglu: one pack, several rows, a partial block", "[gpu][ops]") {
     check_on_gpu_in_both_types(SwiGlu{7, 344});
 }
 
-TEST_CASE("GPU swiglu: large gates neither overflow nor turn into NaN", "[gpu][ops]") {
-    On<GPU, float> gate_up({1e4f, -1e4f, 90, -90, 88, -88, 0, 1, 2, 2, 2, 2, 2, 2, 2, 2}), ones(std::vector<float>(8, 1)),
-        out(std::vector<float>(8, NAN)), dgate_up(std::vector<float>(16, NAN));
-    swiglu_forward(test_gpu(), out.data(), gate_up.data(), 1, 8);
-    swiglu_backward(test_gpu(), dgate_up.data(), ones.data(), gate_up.data(), 1, 8);
-    const float s = 1 / (1 + std::exp(-1.0f)), slope = s + s * (1 - s);
-    CHECK(difference(out.numbers(), std::vector<float>{2e4f, 0, 180, 0, 176, 0, 0, 2 * s}, Tolerance{1e-6, 0}) == "");
-    const std::vector<float> expected = {2, 0, 2, 0, 2, 0, 1, 2 * slope, 1e4f, 0, 90, 0, 88, 0, 0, s};
-    CHECK(difference(dgate_up.numbers(), expected, Tolerance{1e-6, 0}) == "");
-}
-
 TEST_CASE("GPU cross-entropy: one row, several rows, ignored targets, a row longer than a batch of reads", "[gpu][ops]") {
     check_on_gpu_in_both_types(CrossEntropy{{3}, 8});
     check_on_gpu_in_both_types(CrossEntropy{{0, 511, 5, 5}, 512});
@@ -186,19 +155,6 @@ TEST_CASE("GPU cross-entropy: a row that no block can keep in shared memory", "[
     CrossEntropy op{{58495, -1, 3}, V};
     CHECK(softmax::bytes_to_keep<float>(V) > max_shared_memory());
     check_on_gpu<float>(op);
-}
-
-TEST_CASE("GPU cross-entropy: an ignored row has no loss and no gradient, without dloss the other logits stay", "[gpu][ops]") {
-    const CrossEntropy op{{-1, 1}, 8};
-    const std::vector<float> logits = {5, 6, 7, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 7, 8};
-    const auto without = op.run<bf16>(logits, 0, test_gpu()), with = op.run<bf16>(logits, 1, test_gpu());
-    CHECK(without.losses[0] == 0);
-    CHECK(bit_difference(without.losses, with.losses) == "");
-    for (int v = 0; v < 8; v++) {
-        CHECK(without.logits[8 + v] == logits[8 + v]);
-        CHECK(without.logits[v] == 0);
-        CHECK(with.logits[v] == 0);
-    }
 }
 
 TEST_CASE("GPU cross-entropy: a weight in the GPU's memory is a factor of the gradient, and none of the loss", "[gpu][ops]") {
@@ -218,16 +174,13 @@ TEST_CASE("GPU cross-entropy: a weight in the GPU's memory is a factor of the gr
     set_value(test_gpu(), weight.data(), 1.0f);
     CHECK(run(0.5f, weight.data()) == run(0.5f, nullptr));
 }
+
+TEST_CASE("GPU swiglu: large gates neither overflow nor turn into NaN", "[gpu][ops]") { check_large_gates(test_gpu()); }
+TEST_CASE("GPU cross-entropy: an ignored row has no loss and no gradient, without dloss the other logits stay", "[gpu][ops]") {
+    check_ignored_row<bf16>(test_gpu());
+}
 TEST_CASE("GPU cross-entropy: large logits do not overflow and the gradient of a row sums to zero", "[gpu][ops]") {
-    const CrossEntropy op{{0, 2, 1}, 8};
-    const std::vector<float> logits = {3e4f,   -3e4f, 0, -1e30f, -3e4f, 0, 0, 0,   //
-                                       1e4f,   1e4f,  1e4f, 0, 0, 0, 0, 0,         //
-                                       -1e30f, 1e30f, 0, 0, 0, 0, 0, -INFINITY};
-    const auto result = op.run<float>(logits, 1, test_gpu());
-    CHECK(difference(result.losses, std::vector<double>{0, std::log(3.0), 0}, Tolerance{0, 1e-3}) == "");
-    std::vector<double> expected(24);
-    expected[8] = expected[9] = 1 / 3.0, expected[10] = -2 / 3.0;
-    CHECK(difference(result.logits, expected, rounding<float>(3)) == "");
+    check_large_logits(test_gpu());
 }
 
 TEST_CASE("GPU cross-entropy: a logit that is not a number shows in the loss", "[gpu][ops]") {
@@ -254,21 +207,21 @@ TEST_CASE("GPU operations refuse sizes that they cannot read 16 bytes at a time,
     On<GPU, int32_t> i(std::vector<int32_t>(8));
     GPU device = test_gpu();
     float* p = x.data();
-    CHECK(refusal([&] { rmsnorm_forward(device, p, p, p, p, 1, 12, 1e-5); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { rmsnorm_forward(device, p, p, p, p, 1, 12, 1e-5); }) ==
           "RMSNorm on the GPU needs the number of channels to be a multiple of 8, not 12");
-    CHECK(refusal([&] { rmsnorm_forward(device, p, p, p, p, 1, 8200, 1e-5); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { rmsnorm_forward(device, p, p, p, p, 1, 8200, 1e-5); }) ==
           "RMSNorm on the GPU is for up to 8192 channels, not 8200");
-    CHECK(refusal([&] { swiglu_forward(device, p, p, 1, 7); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { swiglu_forward(device, p, p, 1, 7); }) ==
           "SwiGLU on the GPU needs the width of the feed-forward network to be a multiple of 8, not 7");
-    CHECK(refusal([&] { cross_entropy(device, p, p, i.data(), 1, 513, 0.0f); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { cross_entropy(device, p, p, i.data(), 1, 513, 0.0f); }) ==
           "cross-entropy on the GPU needs the size of the vocabulary to be a multiple of 8, not 513");
-    CHECK(refusal([&] { embedding_forward(device, p, i.data(), p, 1, 4); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { embedding_forward(device, p, i.data(), p, 1, 4); }) ==
           "the embedding on the GPU needs the number of channels to be a multiple of 8, not 4");
     const QkShape<float> large{1, 1, 1, 1, 264, p, p, p, p};
-    CHECK(refusal([&] { qk_norm_rope_forward(device, p, p, p, p, large, 1e-5); }, Exit::usage) ==
+    CHECK(refusal(Exit::usage, [&] { qk_norm_rope_forward(device, p, p, p, p, large, 1e-5); }) ==
           "RoPE on the GPU supports head sizes up to 256, not 264");
     device.workspace.bytes = 16;
-    CHECK(refusal([&] { rmsnorm_backward(device, p, p, p, p, p, p, 1, 8, {}, {}); }, Exit::out_of_memory) ==
+    CHECK(refusal(Exit::out_of_memory, [&] { rmsnorm_backward(device, p, p, p, p, p, p, 1, 8, {}, {}); }) ==
           "the backward of RMSNorm needs 32 bytes of workspace and has 16");
 }
 

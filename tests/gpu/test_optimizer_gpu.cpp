@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "tests/adamw_case.h"
 #include "tests/gpu/on_gpu.h"
 #include "tests/muon_case.h"
 
@@ -26,13 +25,6 @@ std::vector<float> rounded_weights(size_t n, float value, uint64_t seed, int ste
     OnGpu<bf16> tested(std::vector<float>(n, value), test_gpu(), owned_from);
     tested.update(std::vector<float>(n, 1), ranges, o, numbers_for(1, o), step);
     return tested.weights.numbers();
-}
-
-double sum_of_squares_on_gpu(const std::vector<float>& x) {
-    On<GPU, float> numbers(x);
-    On<GPU, double> total({NAN});
-    sum_of_squares(test_gpu(), total.data(), numbers.data(), x.size());
-    return total.numbers()[0];
 }
 
 }   // namespace
@@ -125,17 +117,9 @@ TEST_CASE("GPU adamw: a shard of the buffers is updated as it is in the whole, r
     CHECK(bit_difference(part.weights.numbers(), expected) == "");
 }
 
-TEST_CASE("GPU adamw: a loss or a norm that is not finite leaves everything as it is", "[gpu][optimizer]") {
-    const std::vector<float> start = rounded_to<bf16>(random_numbers<float>(9, 1));
-    const std::vector<StepTotals> broken = {{NAN, 1}, {INFINITY, 1}, {1, NAN}, {1, INFINITY}};
-    for (const StepTotals& numbers : broken) {
-        OnGpu<bf16> tested(start, test_gpu());
-        tested.update(gradients_of<float>(9, 1), {{0, 9, Role::decays}}, {}, numbers, 1);
-        CHECK(bit_difference(tested.weights.numbers(), start) == "");
-        CHECK(bit_difference(tested.master_copy.numbers(), start) == "");
-        CHECK(bit_difference(tested.m.numbers(), std::vector<float>(9)) == "");
-        CHECK(bit_difference(tested.v.numbers(), std::vector<float>(9)) == "");
-    }
+TEST_CASE("GPU adamw and muon: a loss or a norm that is not finite leaves everything as it is", "[gpu][optimizer]") {
+    check_broken_totals<bf16>(test_gpu());
+    check_broken_totals_of_muon<bf16>(test_gpu());
 }
 
 TEST_CASE("GPU adamw: stochastic rounding takes one of the two neighbours and is right on average", "[gpu][optimizer]") {
@@ -211,7 +195,7 @@ TEST_CASE("GPU muon: steps on tall, wide and square matrices are those of the CP
     CHECK(std::sqrt(error / length) < 0.03);
 }
 
-TEST_CASE("GPU muon: weights are rounded stochastically as AdamW's are; a total that is not finite changes nothing", "[gpu][optimizer]") {
+TEST_CASE("GPU muon: weights are rounded stochastically as AdamW's are", "[gpu][optimizer]") {
     const size_t n = 24 * 16;
     const float value = 1 + 0.3f * 0x1p-7f;
     AdamW o;
@@ -219,14 +203,6 @@ TEST_CASE("GPU muon: weights are rounded stochastically as AdamW's are; a total 
     MuonMatrices<bf16, GPU> tested({{24, 16}}, std::vector<float>(n, value), test_gpu());
     tested.update(random_numbers<float>(n, 2), o, numbers_for(1, o), 3);
     CHECK(bit_difference(tested.weights.numbers(), rounded_weights(n, value, 5, 3, {{0, n, Role::decays}})) == "");
-    o.lr = 1;
-    const std::vector<float> weights = tested.weights.numbers(), m = tested.m.numbers();
-    for (const StepTotals& totals : {StepTotals{NAN, 1}, {1, INFINITY}}) {
-        tested.update(random_numbers<float>(n, 3), o, totals, 4);
-        CHECK(bit_difference(tested.weights.numbers(), weights) == "");
-        CHECK(bit_difference(tested.m.numbers(), m) == "");
-        CHECK(bit_difference(tested.master_copy.numbers(), std::vector<float>(n, value)) == "");
-    }
 }
 
 TEST_CASE("GPU sum of parts: of one, of several and of more than a block has threads", "[gpu][optimizer]") {
@@ -242,69 +218,19 @@ TEST_CASE("GPU sum of parts: of one, of several and of more than a block has thr
     }
 }
 
-TEST_CASE("GPU sum of losses: replaces or joins what is there", "[gpu][optimizer]") {
-    On<GPU, float> losses({1, 2.5f, 0, 4, 100});
-    On<GPU, double> total({NAN});
-    sum_of_losses(test_gpu(), total.data(), losses.data(), 4, Write::overwrite);
-    CHECK(total.numbers()[0] == 7.5);
-    sum_of_losses(test_gpu(), total.data(), losses.data(), 2, Write::add);
-    CHECK(total.numbers()[0] == 11);
-}
-
-TEST_CASE("GPU sum of squares: none, one number, partial blocks, more than one block; the same bits again", "[gpu][optimizer]") {
-    for (size_t n : {1, 15, 16, 17, 8191, 8192, 8193, 50001}) {
-        const std::vector<float> x = random_numbers<float>(n, n);
-        long double exact = 0;
-        for (float number : x) exact += static_cast<long double>(number) * number;
-        const double once = sum_of_squares_on_gpu(x);
-        INFO(n << " numbers");
-        CHECK(std::abs(once - double(exact)) <= rounding<double>(int(n)).relative * once);
-        CHECK(sum_of_squares_on_gpu(x) == once);
-    }
-    CHECK(sum_of_squares_on_gpu({}) == 0);
-}
-
 TEST_CASE("GPU sum of squares: a tensor that begins at any number", "[gpu][optimizer]") {
     const std::vector<float> x = random_numbers<float>(1003, 1);
     On<GPU, float> numbers(x);
     On<GPU, double> total({NAN});
     for (size_t first : {1, 2, 3}) {
         sum_of_squares(test_gpu(), total.data(), numbers.data() + first, 1000);
-        CHECK(total.numbers()[0] == sum_of_squares_on_gpu({x.begin() + first, x.begin() + first + 1000}));
+        CHECK(total.numbers()[0] == squares_of(test_gpu(), {x.begin() + first, x.begin() + first + 1000}));
     }
 }
 
-TEST_CASE("GPU sum of squares: of spans by their weight, any place; one span is the whole, to the bit", "[gpu][optimizer]") {
-    std::vector<float> x = random_numbers<float>(20001, 1);
-    auto totals = [&](const std::vector<NormSpan>& spans) {
-        On<GPU, float> numbers(x);
-        On<GPU, NormSpan> on_gpu(spans);
-        On<GPU, double> total({NAN});
-        sum_of_squares(test_gpu(), total.data(), numbers.data(), x.size(), on_gpu.data(), int(spans.size()));
-        double expected = 0;
-        sum_of_squares(CPU{}, &expected, x.data(), x.size(), spans.data(), int(spans.size()));
-        return std::pair(total.numbers()[0], expected);
-    };
-    CHECK(totals({{0, 20001, 1}}).first == sum_of_squares_on_gpu(x));
-    const auto [actual, expected] = totals({{3, 7, 1}, {10, 20, 0}, {20, 9000, 1}, {9001, 20001, 1}});
-    CHECK(std::abs(actual - expected) <= 1e-12 * expected);
-    CHECK(totals({}).first == 0);
-    x[8] = NAN;   // in no span
-    CHECK(std::isfinite(totals({{3, 7, 1}, {10, 20, 0}}).first));
-    for (float broken : {NAN, INFINITY}) {
-        x[15] = broken;   // where only what is not finite counts
-        CHECK(std::isnan(totals({{3, 7, 1}, {10, 20, 0}}).first));
-    }
-}
-
-TEST_CASE("GPU sum of squares: NaN and infinity show, a large float does not overflow", "[gpu][optimizer]") {
-    std::vector<float> x(5001, 1);
-    for (size_t at : {size_t(3), x.size() - 1}) {
-        x[at] = NAN;
-        CHECK(std::isnan(sum_of_squares_on_gpu(x)));
-        x[at] = INFINITY;
-        CHECK(std::isinf(sum_of_squares_on_gpu(x)));
-        x[at] = 1e30f;
-        CHECK(std::isfinite(sum_of_squares_on_gpu(x)));
-    }
+TEST_CASE("GPU sums of losses and of squares: their sizes, spans, what is not finite", "[gpu][optimizer]") {
+    check_sum_of_losses(test_gpu());
+    check_sum_of_squares(test_gpu());
+    check_squares_of_spans(test_gpu());
+    check_squares_of_extremes(test_gpu());
 }

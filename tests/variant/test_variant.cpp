@@ -1,7 +1,6 @@
 // What every attention variant has to pass. Nothing here knows any of them: settings, tensors and inputs are taken from what the
 // variant declares. Double precision unless a case says otherwise.
 #include <algorithm>
-#include <sstream>
 
 #include "tests/attention_case.h"
 #include "tests/check.h"
@@ -49,20 +48,6 @@ std::vector<Settings> settings_to_try(const Variant& variant) {
     }
     REQUIRE((settings.empty() || all.size() > 1));
     return all;
-}
-
-std::string text_of(const LayerSizes& s) {
-    std::ostringstream text;
-    text << "B " << s.B << ", T " << s.T << ", NH " << s.NH << ", NKV " << s.NKV << ", HS " << s.HS;
-    for (const auto& [key, value] : s.settings) text << ", " << key << " " << value;
-    return text.str();
-}
-
-void check_against_naive(const Variant& variant, const LayerSizes& sizes) {
-    INFO(text_of(sizes));
-    AttentionCase<double> layer(variant, sizes);
-    layer.forward();
-    CHECK(difference(layer.result(), layer.naive(), {1e-12}) == "");
 }
 
 void check_gradients(const Variant& variant, const LayerSizes& sizes) {
@@ -125,11 +110,7 @@ void check_slopes(const Variant& variant, const LayerSizes& sizes) {
 /// Whether the verdict is true of the rectangle; "mixed" always is.
 bool verdict_holds(const AttentionLayer& policy, int h, int i0, int i1, int j0, int j1) {
     const Tile verdict = policy.tile(h, i0, i1, j0, j1);
-    if (verdict == Tile::mixed) return true;
-    for (int i = i0; i < i1; i++)
-        for (int j = j0; j < j1; j++)
-            if (policy.visible(h, i, j) != (verdict == Tile::full)) return false;
-    return true;
+    return verdict == Tile::mixed || verdict == verdict_by_pairs({i0, i1, j0, j1}, [&](int i, int j) { return policy.visible(h, i, j); });
 }
 
 /// Everything that forward and backward compute, one behind the other.

@@ -127,8 +127,7 @@ Numbers no_infinity(Numbers numbers) {
 template <class X>
 void check_layer(const Variant& variant, const LayerSizes& sizes, const std::vector<int32_t>& starts = {}) {
     INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
-    INFO("B " << sizes.B << ", T " << sizes.T << ", NH " << sizes.NH << ", NKV " << sizes.NKV << ", HS " << sizes.HS);
-    for (const auto& [key, value] : sizes.settings) INFO(key << " " << value);
+    INFO(text_of(sizes));
     const Variant& twin = named(variant.name);   // the CPU's
     AttentionCase<double> layer(twin, sizes);
     if (!starts.empty()) layer.documents = {starts.data(), sizes.T};

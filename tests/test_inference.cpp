@@ -1,5 +1,5 @@
-// Texts and items read by the mechanisms for inference (attention/inference/reader.h), against a decoder that writes the same text
-// token by token behind a prompt.
+// A decoder that writes texts with the mechanisms for inference (model/generate/mechanisms.cuh), and texts and items read by these
+// mechanisms (attention/inference/reader.h), against a decoder that writes the same text token by token behind a prompt.
 #include "attention/inference/reader.h"
 
 #include "model/generate/mechanisms.cuh"
@@ -40,7 +40,59 @@ Inference adaspa(double sparsity) { return {InferenceAttention::adaspa, {}, {spa
 
 constexpr int HEADS = 2 * 4;   // in both layers
 
+/// What a decoder writes for a text of T tokens, the first `prompt` of them at once, and what it counts.
+std::pair<std::vector<double>, InferenceCount> written_with(const Inference& how, int prompt, int T) {
+    const Threads one(1);
+    Sharp model(1, T);
+    Decoder<CPU, double> decoder(CPU{}, model.gpt, 1, mechanism_of(how, model.gpt));
+    decoder.allocate();
+    const std::vector<double> logits = decoded(decoder, model.text(0), prompt, model.V());
+    return {logits, decoder.read()};
+}
+
 }   // namespace
+
+TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "[decode][psa][adaspa]") {
+    const auto [dense, of_dense] = written_with({}, 90, 140);
+    CHECK(of_dense.psa.rows == 0);
+    CHECK(of_dense.adaspa.heads == 0);
+    for (PsaBound bound : {PsaBound::mean, PsaBound::upper}) {
+        const auto [all, count] = written_with(psa(1, 16, bound), 90, 140);
+        CHECK(difference(all, dense, {1e-11}) == "");
+        CHECK(count.psa.visited == count.psa.cached);
+        CHECK(count.psa.cached == HEADS * (91 + 140) * 50 / 2);   // 50 tokens that see 91 to 140 keys
+    }
+    const auto [all, count] = written_with(adaspa(0), 90, 140);
+    CHECK(difference(all, dense, {1e-11}) == "");
+    CHECK(count.adaspa.heads == HEADS);
+    CHECK(count.adaspa.kept == count.adaspa.candidates);
+}
+
+TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, of PSA's blocks, and in a window no more than that", "[decode]") {
+    auto bytes = [](const Variants& variants, const Inference& how, int T, double window = 9, double dense_until = 5) {
+        Config c = config_of(ModelShape{});   // 2 layers, 2 key heads of 6
+        c.settings["attention_window"] = window, c.settings["attention_dense_until"] = dense_until;
+        GPT<CPU, double> gpt(variants, c, 1, T, Mode::inference);
+        return double(Decoder<CPU, double>(CPU{}, gpt, 1, mechanism_of(how, gpt)).cache_bytes());
+    };
+    const double keys = 2 * 2 * 2 * 6 * sizeof(double);   // and values of one token
+    CHECK(std::abs(bytes(named("causal"), {}, 1000) / (1000 * keys) - 1) < 0.02);
+    CHECK(bytes(named("causal"), psa(1, 10, PsaBound::upper), 1000) >= 1.1 * 1000 * keys);
+    CHECK(bytes(named("sliding_window"), {}, 1000) < 0.02 * 1000 * keys);
+    CHECK(bytes(named("sliding_window"), {}, 1000) == bytes(named("sliding_window"), {}, 2000));
+    CHECK(bytes(named("sliding_window"), {}, 1000, 1e9) == bytes(named("causal"), {}, 1000));
+    CHECK(bytes(named("dsa"), {}, 1000) == bytes(named("dsa"), {}, 2000));
+    CHECK(bytes(named("dsa"), {}, 257, 256, 0) == bytes(named("dsa"), {}, 2000, 256, 0));
+    CHECK(bytes(named("dsa"), {}, 512, 256, 512) == bytes(named("dsa"), {}, 2000, 256, 512));   // the first 512 rows see everything
+    CHECK(std::abs(bytes(named("fixed_factorized"), {}, 1024) / ((13 + 64 * 3) * keys) - 1) < 0.02);   // 3 of each 16, and a chunk
+    CHECK(bytes(named("deepspeed_fixed"), {}, 1024) == bytes(named("causal"), {}, 1024));   // heads of different layouts see all
+    for (const char* name : {"longformer", "sinks", "sinks_cache", "dsa_fixed_window", "asga_fixed"}) {
+        INFO(name);
+        CHECK(bytes(named(name), {}, 1000) == bytes(named(name), {}, 2000));
+        CHECK(bytes(named(name), {}, 1000) < 0.1 * 1000 * keys);
+    }
+    CHECK(bytes(named("longnet"), {}, 1000) == (6 << 3) * keys);   // its longest segment, of config_of()
+}
 
 TEST_CASE("reader: psa reads a text as if each of its tokens were the newest", "[psa]") {
     const Threads one(1);
