@@ -1,4 +1,4 @@
-"""scripts/experiments/README.md: every number of its results is recomputed from the ledgers."""
+"""scripts/experiments/README.md and attention/GALLERY.md: every number of their results is recomputed from the ledgers."""
 import json
 import re
 from collections import Counter, defaultdict
@@ -8,6 +8,7 @@ import numpy
 
 from experiment_checks import ROOT, check, close
 import analysis
+import gallery
 import guards
 import stats
 from page import sections
@@ -230,7 +231,7 @@ def rounds(page):
 
 
 def speeds(page):
-    """e4_speed in sentences."""
+    """e4_speed in sentences, and the table of the gallery."""
     found = rounds(page)
     of = lambda setting, arm, key: median(record['result'][key] for record in found[setting, arm])
     faster = lambda arm, key: f'{1 / of("w32k", arm, key):.1f}'
@@ -244,6 +245,22 @@ def speeds(page):
               f'a token takes {of("w32k", "psa_90", "ratio"):.2f} times causal\'s',
               f'step takes {of("t16k", "asga", "ratio"):.1f} times causal\'s',
               f'causal against itself: {of("t32k", "causal", "ratio"):.2f} for a step, {of("w32k", "causal", "ratio"):.2f} for a token')
+    text = gallery.GALLERY.read_text(encoding='utf-8')
+    lines = [line.strip('| ').split('|') for line in text.splitlines() if line.startswith('| ')]
+    listed = {re.sub(r'\W*(\w+).*', r'\1', row[0]): row for row in lines}
+    check('the gallery: a row for every arm that writes, and a section for every name that leads to one',
+          {arm for setting, arm in found if setting == 'w32k'} == set(listed) - {'mechanism', '---'} and
+          re.findall(r'\(#(\w+)\)', text) == re.findall(r'^## (\w+)', text, re.M), sorted(listed))
+    for arm, row in listed.items():
+        if ('w32k', arm) not in found: continue
+        want = [of('w32k', arm, 'cache_bytes') / 1024, 1 / of('w32k', arm, 'ratio'), 1 / of('w32k', arm, 'first_ratio')]
+        setting = next((name for name in ('t32k', 't16k') if (name, arm) in found), None)
+        if setting: want.append(of(setting, arm, 'ratio'))
+        if ('weights', arm) in found: want.append(median(record['val_loss'] for record in found['weights', arm]))
+        cells = [row[at].partition(' (')[0].replace(',', '') for at in (3, 4, 5, 6, 1)[:4 if setting is None else 5] if row[at] != '-']
+        near = [abs(float(cell) / value - 1) < 0.006 for cell, value in zip(cells, want, strict=True)]
+        check(f'the gallery: {arm}', all(near), (row, want))
+    check('the gallery has the table of the ledgers', gallery.results(page.report, re.findall(r'^## (\w+)', text, re.M)) in text)
 
 
 def recall_in_words(page):

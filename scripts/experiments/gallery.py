@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""attention/GALLERY.md, a page with every variant's mask, formula and results, and the table of variants in attention/README.md.
+"""attention/GALLERY.md, every variant's results, mask and formula, and the table of variants in attention/README.md.
 
     python3 scripts/experiments/gallery.py                                     # make all first; reads the ledgers of results/
     python3 scripts/experiments/gallery.py --print causal dsa      # the page of these two, to standard output
@@ -14,18 +14,22 @@ from pathlib import Path
 
 from packages import EXIT_DATA, HERE, ROOT, Refused, guarded   # first: it names packages that are missing
 import jinja2
+import numpy
+import pandas as pd
+from matplotlib import pyplot
 from PIL import Image
 
 from analysis import Report, cards
+from page import Section
 from shards import write_whole
-from tables import interval
+from tables import EMPTY, as_markdown, interval
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 from variant_table import rows, run, source, write_table  # noqa: E402
 
 GALLERY = ROOT / 'attention/GALLERY.md'
 LOSSES = ('e2_dsa', 'e1_asga', 'e5_isoflop')   # experiments with a loss against causal's, the best one first
-RECALL = ['copy_32', 'copy_64', 'copy_128']    # settings of e7_recall: letters from 32, 64 and 128 tokens back
+T, LINE = 512, 4             # pixels of a mask, and between those of two heads
 
 WINDOW = ('--window', 96)
 FORMS = {  # options that show a variant's pattern in 512 tokens
@@ -57,9 +61,27 @@ def draw(variant, folder):
     """Draw VARIANT.png in a folder."""
     with tempfile.TemporaryDirectory() as work:
         drawn = Path(work) / 'mask.png'
-        run(variant, *FORMS.get(variant, ()), '--model', 'qwen-1m', '--seq-len', 512, '--show-mask', drawn)
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.open(drawn).save(folder / f'{variant}.png', optimize=True)   # the engine stores pixels as they are
+        run(variant, *FORMS.get(variant, ()), '--model', 'qwen-1m', '--seq-len', T, '--show-mask', drawn)
+        save(1 - mean_of_heads(numpy.asarray(Image.open(drawn).convert('L')) / 255), folder / f'{variant}.png')
+
+
+def mean_of_heads(mask):
+    """The mean of the heads' masks, which --show-mask draws side by side where they differ."""
+    rows, columns = (1 + (size - T) // (T + LINE) for size in mask.shape)
+    at = [(row * (T + LINE), column * (T + LINE)) for row in range(rows) for column in range(columns)]
+    return numpy.mean([mask[y:y + T, x:x + T] for y, x in at], axis=0)
+
+
+def save(seen, path):
+    """Save a mask with axes; grey: keys that only some heads see."""
+    figure, ax = pyplot.subplots(figsize=(4, 4), layout='constrained')
+    ax.imshow(seen, cmap='Greys', vmin=0, vmax=1, interpolation='nearest')
+    ax.set(xlabel='key', ylabel='query', xticks=range(0, T + 1, 128), yticks=range(0, T + 1, 128))
+    ax.grid(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+    Image.open(path).convert('L').quantize(16, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def formula(variant):
@@ -69,29 +91,46 @@ def formula(variant):
     return '\n'.join(line.removeprefix('//     ') for line in found[0].splitlines()) if found else ''
 
 
-def results(report, variant):
-    """A variant's loss against causal's, or copies where there is none, and the time of its step."""
-    figures = [f'loss {interval(c)} ({name}, {c.pairs} pairs)' for name in LOSSES
-               for (experiment, scale, _), of in report.comparisons.items() if (experiment, scale) == (name, 'reduced')
-               and (c := of.get((variant, 'causal'))) and c.pairs >= 2][:1]
-    runs = report.trained
-    copies = runs[(runs.experiment == 'e7_recall') & (runs.scale == 'reduced') & (runs.arm == variant) & runs.setting.isin(RECALL)]
-    if len(shares := copies.groupby('setting').accuracy.mean().dropna()) == len(RECALL) and not figures:
-        figures = [f'copy {", ".join(f"{shares[setting]:.2f}" for setting in RECALL)}']
-    if variant != 'causal':
-        figures += [f'step {card["whole_steps"]["causal"]["is"] / card["whole_steps"][variant]["is"]:.2f}'
-                    for card in cards() if variant in card['whole_steps']]
-    line = '; '.join(figures)
-    return line[:1].upper() + line[1:]
+def results(report, linked):
+    """A row for each arm of e4_speed: its costs at the greatest length that was measured, its difference of loss, its step on a GPU.
+    The names of `linked` arms lead to their sections."""
+    costs = [(title, found) for title, found, _ in Section(report, 'e4_speed', 'reduced').costs()]
+    rows = []
+    for arm in report.experiments['e4_speed'].arms:
+        if not any(arm in found for _, found in costs): continue
+        rows.append({'mechanism': f'[{arm}](#{arm})' if arm in linked else arm} |
+                    {title: at_most(found.get(arm)) for title, found in costs} |
+                    {'difference of loss': difference(report, arm)} | {f'step, {card["gpu"]}': on_card(card, arm) for card in cards()})
+    return as_markdown(pd.DataFrame(rows)).replace(' | ', '|')
+
+
+def at_most(found):
+    """The value of the greatest length; shorter ones than 32,768 tokens are named."""
+    if not found: return EMPTY
+    length = max(found, key=lambda tokens: tokens or 0)
+    value = f'{found[length]:,.0f}' if found[length] >= 100 else f'{found[length]:#.3g}'
+    return value if length in (None, 32768) else f'{value} ({length:,.0f})'
+
+
+def difference(report, arm):
+    """The difference of its validation loss to causal's, of the first experiment with two pairs."""
+    found = (report.comparisons.get((name, 'reduced', setting), {}).get((arm, 'causal'))
+             for name in LOSSES for setting in report.experiments[name].settings)
+    return next((interval(c) for c in found if c and c.pairs >= 2), EMPTY)
+
+
+def on_card(card, arm):
+    steps = card['whole_steps']
+    return f'{steps["causal"]["is"] / steps[arm]["is"]:.2f}' if arm in steps else EMPTY
 
 
 def page(report, variants):
     """The text of the gallery."""
     gpus = '; '.join(f'{card["gpu"]}, 134M parameters, 32 x 1,024 tokens, {card["whole_steps"]["causal"]["date"]}' for card in cards())
     entries = [{'variant': variant, 'form': ' '.join(map(str, FORMS.get(variant, ()))), 'source': source(variant),
-                'formula': formula(variant), 'results': results(report, variant)} for variant in variants]
+                'formula': formula(variant)} for variant in variants]
     template = jinja2.Template((HERE / 'gallery.md.j2').read_text(encoding='utf-8'), trim_blocks=True)
-    return template.render(gpus=gpus, entries=entries).rstrip() + '\n'
+    return template.render(gpus=gpus, entries=entries, results=results(report, variants)).rstrip() + '\n'
 
 
 def main(arguments=None):
