@@ -277,6 +277,19 @@ def recall_in_words(page):
         check(f'the page: e7_recall at scale medium, {name}', all(found), (row, found))
 
 
+def optimisers(page):
+    """e14: differences to causal under either optimiser, and causal's own between them."""
+    apart = lambda arm, setting: page.comparison('e14_optimizer', arm, 'causal', setting)
+    said = lambda arm, setting: f'{abs(apart(arm, setting).mean):.3f} +- {apart(arm, setting).half_width:.3f}'
+    below, muon = (lambda arm, setting: apart(arm, setting).mean < 0), page.values('e14_optimizer', 'causal', 'muon')
+    page.says('e14_optimizer in words', f'Under AdamW dsa is {said("dsa", "adamw")} below causal and sliding_window {said("sliding_window", "adamw")}',
+              f'sliding_window {said("sliding_window", "muon")} and dsa {said("dsa", "muon")}',
+              f'asga is {said("asga", "adamw")} and {said("asga", "muon")} above causal',
+              f'causal by {numpy.mean(page.values("e14_optimizer", "causal", "adamw")) - numpy.mean(muon):.3f}')
+    check('the page: signs of e14_optimizer', all(below(arm, of) == (arm != 'asga') for arm in ('asga', 'dsa', 'sliding_window')
+                                                  for of in ('adamw', 'muon')))
+
+
 def learning_times(page):
     """Medians, intervals and p of every arm, and the arms that never learn the task."""
     times = page.report.learning['e7_recall', 'reduced', 'learn_copy']
@@ -316,4 +329,5 @@ def main(_):
     speeds(page)
     recall_in_words(page)
     learning_times(page)
+    optimisers(page)
     read_by_sections(page)
