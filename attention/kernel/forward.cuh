@@ -157,12 +157,14 @@ public:
     }
     /// The gates on the pairs of a masked part that are not hidden.
     __device__ __forceinline__ void add_gates(const Scores& s, const Scores& gates) {
-        if (!GATES || !a_.statistics.pair_gate) return;
+        if constexpr (GATES) {
+            if (!a_.statistics.pair_gate) return;
 #pragma unroll
-        for (int row = 0; row < Scores::ROWS; row++)
+            for (int row = 0; row < Scores::ROWS; row++)
 #pragma unroll
-            for (int n = 0; n < 2 * Scores::N; n++)
-                if (s.at(row, n / 2, n % 2) > -INFINITY) gates_[row] += gates.at(row, n / 2, n % 2);
+                for (int n = 0; n < 2 * Scores::N; n++)
+                    if (s.at(row, n / 2, n % 2) > -INFINITY) gates_[row] += gates.at(row, n / 2, n % 2);
+        }
     }
     __device__ void raise(int row, float peak) { peak_[row] = fmaxf(peak_[row], peak); }
     __device__ void rescale(int row, float factor) { moment_[row] *= factor; }
