@@ -179,7 +179,6 @@ struct AdaSpaTrial {
     AdaSpaTrial(int T, const AdaSpaOptions& how_) : text(T, {4, 2, 32}, 7), how(how_) {
         for (size_t n = 0; n < text.q.size(); n++) text.q[n] *= 0.2 + 0.3 * double(n / 32 % 4);
     }
-    int blocks() const { return (text.T + how.block - 1) / how.block; }
 
     void on_cpu() {
         const std::vector<float> q = as_floats(text.q), k = as_floats(text.k), v = as_floats(text.v);
