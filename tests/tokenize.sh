@@ -51,8 +51,8 @@ status=$?
 check "Ctrl-C ends a run that waits for standard input with 75 (was $status), and no shard has its final name" \
     '[ $status -eq 75 ] && ! ls "$work/stopped" | finds "bin$"'
 expect_each << END
-another standard input is not taken for the same | 3 | are not those that the stopped run had read | ${from_pipe[@]@Q} < <(tac "$work/a.jsonl")
-nor a shorter one | 3 | are not those that the stopped run had read | ${from_pipe[@]@Q} < <(head -n 9 "$work/a.jsonl")
+another standard input is not taken for the same | 3 | differ from the stopped run's | ${from_pipe[@]@Q} < <(tac "$work/a.jsonl")
+nor a shorter one | 3 | differ from the stopped run's | ${from_pipe[@]@Q} < <(head -n 9 "$work/a.jsonl")
 the same one goes on | 0 | resuming where a stopped run ended | ${from_pipe[@]@Q} < "$work/a.jsonl"
 END
 

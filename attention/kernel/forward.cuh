@@ -87,7 +87,9 @@ struct PlainScores : NoFeatures {
     using NoFeatures::NoFeatures;
     static __device__ float to_z(float scale) { return scale; }
     template <bool GATES>
-    __device__ void score(auto&&...) const {}
+    __device__ void score(auto&, auto& gates, auto&&...) const {
+        if constexpr (GATES) gates.for_each([](float& gate, int, int) { gate = 1; });   // a pair without a gate counts as 1
+    }
 };
 
 /// The score is z, by Policy::score().
