@@ -90,8 +90,9 @@ changed_variants() {
 step install scripts/install.sh test
 if ! nvidia-smi -L > /dev/null 2>&1; then   # GPU code is compiled and not run: for the newest cards (make ptx takes the oldest),
     nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)   # and without slow optimisations (CUDA 13)
+    newest=compute_80
     if [[ $("$nvcc" --list-gpu-arch 2> /dev/null) == *compute_120* ]]; then newest=compute_120; fi
-    export CUDA_ARCH=${CUDA_ARCH:--arch=${newest:-compute_80}}
+    export CUDA_ARCH=${CUDA_ARCH:--arch=$newest}
     if [[ $("$nvcc" --help 2> /dev/null) == *--Ofast-compile* ]]; then export CUDAFLAGS=${CUDAFLAGS:--Ofc=max}; fi
 fi
 case $what in

@@ -242,3 +242,14 @@ void check_all_points_at_once(int HS, Check check) {
     draw_tile_lists(p);
     check(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
 }
+
+/// Everything above: heads of size HS for most, of size `larger` where a score or a gate reads features.
+template <class Check>
+void check_on_a_device(int HS, int larger, Check check) {
+    SECTION("one token, one tile, partial tiles, many tiles, groups of heads, more keys than queries, fewer") { check_shapes(HS, check); }
+    SECTION("scalars of heads, features of rows, columns and distances, with their gradients") { check_scores(larger, check); }
+    SECTION("masks") { check_masks(HS, check); }
+    SECTION("a gate on the output") { check_output_gate(larger, check); }
+    SECTION("positions") { check_positions(HS, check); }
+    SECTION("all extension points at once") { check_all_points_at_once(larger, check); }
+}

@@ -26,13 +26,7 @@ double pairs_one_by_one(const Strided& policy, int T) {
 }   // namespace
 
 TEST_CASE("attention kernel: what both devices compute", "[attention]") {
-    const auto check = [](Problem& p, const auto&... given) { check_attention(p, given...); };
-    SECTION("one token, one tile, partial tiles, many tiles, groups of heads, more keys than queries, fewer") { check_shapes(8, check); }
-    SECTION("scalars of heads, features of rows, columns and distances, with their gradients") { check_scores(8, check); }
-    SECTION("masks") { check_masks(8, check); }
-    SECTION("a gate on the output") { check_output_gate(8, check); }
-    SECTION("positions") { check_positions(8, check); }
-    SECTION("all extension points at once") { check_all_points_at_once(8, check); }
+    check_on_a_device(8, 8, [](Problem& p, const auto&... given) { check_attention(p, given...); });
 }
 
 TEST_CASE("attention kernel: head sizes from 8 to 128", "[attention]") {

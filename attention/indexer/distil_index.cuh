@@ -241,8 +241,8 @@ __global__ void __launch_bounds__(indexing::THREADS)
     });
     for (int half = 0; half < 2; half++) {
         const int r = warp_row() + lane_row() + 8 * half;
-        for (int lane = 1; lane <= 2; lane *= 2) sums[half] += __shfl_xor_sync(ALL_LANES, sums[half], lane);
-        if (r < rows && lane_column() == 0) d.divergence(n, r, tile) = sums[half];
+        const float sum = row_sum(sums[half]);
+        if (r < rows && lane_column() == 0) d.divergence(n, r, tile) = sum;
     }
 }
 
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(indexing::THREADS)
     }
     for (int half = 0; half < 2; half++) {
         const int r = warp_row() + lane_row() + 8 * half;
-        for (int lane = 1; lane <= 2; lane *= 2) dw[half] += __shfl_xor_sync(ALL_LANES, dw[half], lane);
+        dw[half] = row_sum(dw[half]);
         if (r >= rows) continue;
         if (lane_column() == 0) d.dw[(size_t(b) * x.s.T + i0 + r) * x.s.heads + h] = d.scale * dw[half];
         for (int m = 0; m < D / 8; m++)

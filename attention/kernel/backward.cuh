@@ -187,7 +187,7 @@ __global__ void attention_head_sums_kernel(Y* dhead, const float* parts, int hea
 template <class Shape, class P>
 struct PlainGradients : NoFeatures {
     using Scores = typename Shape::Scores;
-    static constexpr bool OF_HEADS = false;   // whether finish_head() has sums to write
+    static constexpr bool OF_HEADS = false;
     struct Sums {};
     const BackwardShared<Shape>& shared;
 
@@ -234,16 +234,14 @@ class PolicyGradients : public Shape::Features, public ScoreInputSums<Shape> {
     using Tiles = typename Shape::Features;
     using Inputs = ScoreInputSums<Shape>;
     using Inputs::f_;
-    static constexpr int ROOM = Shape::MODIFIED ? MOST_FEATURES : 8;
 
 public:
-    static constexpr bool OF_HEADS = true;
     /// A thread's sums, in the layout of PairGradients: in registers if the policy's number of features is known at compile time, else in
     /// local memory.
     struct Sums {
-        N head[ROOM];                   // over all pairs of the thread
-        float column[Scores::ROWS][ROOM];   // of the thread's keys, over its queries
-        N tile;                         // over the thread's pairs of the present query tile
+        N head[MOST_FEATURES];                       // over all pairs of the thread
+        float column[Scores::ROWS][MOST_FEATURES];   // of the thread's keys, over its queries
+        N tile;                                      // over the thread's pairs of the present query tile
     };
 
     __device__ PolicyGradients(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
@@ -267,7 +265,6 @@ public:
         const float sum = warp_sum(float(sums.tile));
         if (lane_of() == 0) shared_.tile_parts[this->warp_] = sum;
     }
-    static __device__ void hide(Scores&, unsigned& hidden, int m, int n, int e) { hidden |= 1u << (4 * (m * Scores::N + n) + e); }
 
     template <class Walk>
     __device__ __forceinline__ void differentiate(Scores& s, Scores& dp, Sums& sums, const QueryPart& part, const Walk& walk) const {
@@ -280,7 +277,7 @@ public:
             for (int side = 0; side < 2; side++) {
                 const int r = part.q0 + 8 * n + lane_column() + side;
                 const float lse = rows[ROW_LSE][r], d = rows[ROW_D][r], gate = MAY_BE_GATED<P> ? rows[ROW_GATE][r] : 1;
-                N row_sums[ROOM];   // of one query, over the thread's keys
+                N row_sums[MOST_FEATURES];   // of one query, over the thread's keys
                 for (int f = 0; f < (f_.row + 7) / 8 * 8; f++) row_sums[f] = 0;
 #pragma unroll
                 for (int key = 0; key < Scores::ROWS; key++) {
@@ -300,7 +297,7 @@ public:
             }
     }
 
-    /// Writes dcolumn and the key tile's part of dhead at the end of head h of sequence b. key0 is the warp's first key.
+    /// Writes dcolumn and the key tile's part of dhead at the end of head h of sequence b. j0 is the warp's first key.
     __device__ __forceinline__ void finish_head(int b, int h, int j0, float* head_parts, Sums& sums) const {
         write_columns(g_.dcolumn + (size_t(b) * a_.NH + h) * f_.column * padded(a_.S), j0, sums);
         for (int f = 0; f < f_.head; f++) {

@@ -149,7 +149,7 @@ struct QueryTileVisit {
     __device__ explicit operator bool() const { return verdict != Tile::hidden; }
 };
 
-/// Part of a query tile: STEP queries from q0 on, in `place` of the tile, and the warp's keys from key0 on.
+/// The STEP queries from q0 on of the visited tile, whose place is `place`, and the warp's keys from key0 on.
 struct QueryPart {
     const QueryTileVisit& visit;
     const TilePlace& place;
@@ -184,8 +184,15 @@ __device__ __forceinline__ void add_part(Number* to, const Number& part, bool fi
 template <class Shape>
 class ScoreInputSums {
 public:
+    static constexpr bool OF_HEADS = true;   // whether finish_head() has sums to write
+
     static constexpr size_t bytes(const Features& f) {
         return (slabs(f) * Shape::QUERIES * slab_row(f) + Shape::WARPS * f.head) * sizeof(float);
+    }
+
+    /// Hidden scores stay finite: a bit marks each.
+    static __device__ void hide(typename Shape::Scores&, unsigned& hidden, int m, int n, int e) {
+        hidden |= 1u << (4 * (m * Shape::Scores::N + n) + e);
     }
 
     /// Stores zeros for queries q0 .. q0 + count - 1, which see none of the warp's keys.

@@ -248,7 +248,6 @@ class UnitGradients : public ScoreInputSums<Shape> {
     };
 
 public:
-    static constexpr bool OF_HEADS = true;
     using Sums = UnitSums;
     static constexpr size_t bytes(const Features& f) { return sizeof(Memory) + Inputs::bytes(f); }
     __device__ UnitGradients(const auto& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const auto& shared,
@@ -259,7 +258,6 @@ public:
     __device__ void clear(Sums& sums) const { sums = {}; }
     __device__ void start_tile(Sums&) const {}
     __device__ void finish_tile(const Sums&) const {}
-    static __device__ void hide(Scores&, unsigned& hidden, int m, int n, int e) { hidden |= 1u << (4 * (m * Scores::N + n) + e); }
 
     template <int THREADS>
     __device__ __forceinline__ void copy_row_features(const AttentionForward<X>& a, int b, int h, int i0, int) const {

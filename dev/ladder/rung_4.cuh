@@ -45,16 +45,12 @@ __device__ __forceinline__ void absorb(Rows<HS>& rows, const SharedTile<bf16, QU
                                        const SharedTile<bf16, KEYS, HS>& k, const SharedTile<bf16, KEYS, HS>& v, int i, int j0) {
     Accumulator<1, KEYS / 8> s;
     rows_times_rows(s, q, row, k, 0);
+    s.for_each([&](float& score, int r, int c) {
+        if (j0 + c > i + r) score = -INFINITY;
+    });
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float greatest = rows.largest[half];
-#pragma unroll
-        for (int n = 0; n < KEYS / 8 * 2; n++) {
-            float& score = s.at(half, n / 2, n % 2);
-            if (j0 + n / 2 * 8 + lane_column() + n % 2 > i + 8 * half + lane_row()) score = -INFINITY;
-            greatest = fmaxf(greatest, score);
-        }
-        for (int lane = 1; lane <= 2; lane *= 2) greatest = fmaxf(greatest, __shfl_xor_sync(ALL_LANES, greatest, lane));
+        const float greatest = fmaxf(rows.largest[half], s.row_max(half));
         const float rescale = exp2_of((rows.largest[half] - greatest) * to_base_2(HS));
         rows.largest[half] = greatest;
         rows.total[half] *= rescale;
@@ -78,8 +74,7 @@ template <int HS>
 __device__ __forceinline__ void write(const Rows<HS>& rows, const LadderProblem& p, int b, int h, int i) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float total = rows.total[half];
-        for (int lane = 1; lane <= 2; lane *= 2) total += __shfl_xor_sync(ALL_LANES, total, lane);
+        const float total = row_sum(rows.total[half]);
         const int token = i + 8 * half + lane_row();
         if (token >= p.T) continue;
 #pragma unroll

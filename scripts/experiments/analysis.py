@@ -71,7 +71,7 @@ def numbers_of(record, stage):
             'loss': loss if record['event'] == 'done' else None,
             'half_loss': half_loss(r.get('validation') or []), 'weights': r.get('weights_hash'),
             'accuracy': over_files('accuracy'), 'f1': over_files('macro_f1'), 'learnt_at': learnt_at(r),
-            'horizon': record.get('options', {}).get('steps', r.get('steps')),
+            'horizon': options.get('steps', r.get('steps')),
             'keys_read': r.get('sparse_reading', {}).get('validation', {}).get('pairs_read'),
             'bytes_ratio': own / base if own and base else None, **{name: r.get(name) for name in MEASURED}}
 

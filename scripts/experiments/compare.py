@@ -130,24 +130,23 @@ def tokenized(texts, out):
     return folder
 
 
+def tokens_of_step(options):
+    o = {name: int(value) for name, value in options.items() if name in TOKENS}
+    return o.get('total-batch-tokens', o['batch-size'] * o['seq-len'])
+
+
 def imported(curves, work):
     """Records of runs of other programs from "ARM=FILE" in the order of seeds: [(labels with a key, result), ...]."""
-    options, found = work.experiment.scales['reduced']['options'], {}
-    tokens = int(options.get('total-batch-tokens', int(options['batch-size']) * int(options['seq-len'])))
+    tokens, found = tokens_of_step(work.experiment.scales['reduced']['options']), {}
     for words in curves:
         arm, sign, path = words.partition('=')
         if not (arm and sign): raise Refused(f'--curves {words}: give ARM=FILE, such as torch=run_1/log.jsonl')
         if arm in work.experiment.arms: raise Refused(f'--curves {words}: {arm} is an arm that is trained; choose another name')
+        if not Path(path).is_file(): raise Refused(f'--curves: {path}: is no file', EXIT_DATA)
         found.setdefault(arm, []).append(Path(path))
     return [(dict(experiment='compare', scale='reduced', stage='seeds', arm=arm, setting='', seed=seed, factor=1.0,
                   key=key_of(arm, {'seed': seed}, '', hashlib.sha256(path.read_bytes()).hexdigest())), curve_of(path, tokens))
-            for arm, paths in found.items() for seed, path in enumerate(paths, 1) if readable(path)]
-
-
-def readable(path):
-    """True; refuses a curve that is no file."""
-    if path.is_file(): return True
-    raise Refused(f'--curves: {path}: is no file', EXIT_DATA)
+            for arm, paths in found.items() for seed, path in enumerate(paths, 1)]
 
 
 def curve_of(path, tokens):
@@ -172,10 +171,9 @@ def expect(work):
             rates.setdefault(record.get('variant'), []).append(tokens / step * r['flops_per_token'] / r['ms'] * 1e3)
     every = [rate for of in rates.values() for rate in of]
     for run in work.runs('seeds'):   # refuses options that a trainer lacks before the baseline trains
-        per_token, o = session.flops(run), {name: int(value) for name, value in run.options.items() if name in TOKENS}
+        per_token = session.flops(run)
         if per_token is None: raise Refused(f'train_{run.variant} is not there; make train_{run.variant} builds it')
-        tokens = o.get('total-batch-tokens', o['batch-size'] * o['seq-len'])
-        if every: plan.relative_seconds[run.arm] = tokens * per_token / median(rates.get(run.variant, every))
+        if every: plan.relative_seconds[run.arm] = tokens_of_step(run.options) * per_token / median(rates.get(run.variant, every))
     plan.scales['reduced'] |= {'seconds_per_step': 1.0} if every else {}
     plan.scales['reduced']['estimate'] = f'FLOPs at the rate of {len(every)} finished runs, without validation' if every else 'unknown'
 

@@ -50,7 +50,7 @@ class Section:
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
         self.committed = report.committed
-        self.copied = copied(report.trained, scale)
+        self.all_trained = report.trained
         self.struck, self.all_runs = report.struck.get((name, scale)), report.runs
         with_task = [setting for setting, table in self.experiment.settings.items() if 'task' in table]
         self.asks = self.trained.accuracy.notna() & self.trained.setting.isin(with_task)
@@ -171,7 +171,8 @@ class Section:
         base, longest = writes[writes.arm == self.experiment.baseline], writes.length.max()
         rate = 1e3 / base[base.length == longest].ms.median()
         return [('validation loss, nats', once(self.trained.groupby('arm').loss.mean().dropna()), False),
-                ('copies, share right (e7_recall)', once({arm: mean(of) for arm, of in self.copied.items()}), False),
+                ('copies, share right (e7_recall)',
+                 once({arm: mean(of) for arm, of in copied(self.all_trained, self.scale).items()}), False),
                 ('KV cache, KiB', by_length(writes.assign(kib=writes.cache_bytes / 2**10), 'kib'), True),
                 (f'tokens/s written, 1: {rate:,.0f} at {longest:,.0f}', speed('ratio'), True),
                 ('tokens/s read, of the baseline\'s', speed('first_ratio'), True),

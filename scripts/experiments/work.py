@@ -82,12 +82,12 @@ class Work:
         (labels, result) of runs of other programs, which are appended too."""
         ledger = self.session.ledger
         new = [(labels, result) for labels, result in imported if labels['key'] not in ledger.finished]
-        ledger.append_all([('done', labels | {'variant': labels['arm'], 'result': result}) for labels, result in new])
-        ledger.append_all([('run', labels) for labels, _ in imported])
         keys = [run.key for stage in self.planner.stages() for run in self.runs(stage)] + [labels['key'] for labels, _ in imported]
         table = {name: getattr(self.experiment, name) for name in ('title', 'baseline', 'arms', 'settings', 'scales')}
         table['arms'] = table['arms'] | {labels['arm']: {} for labels, _ in imported}
-        ledger.append('plan', experiment=self.experiment.name, table=table, keys=keys)
+        ledger.append_all([*(('done', labels | {'variant': labels['arm'], 'result': result}) for labels, result in new),
+                           *(('run', labels) for labels, _ in imported),
+                           ('plan', {'experiment': self.experiment.name, 'table': table, 'keys': keys})])
 
     def asked_stages(self):
         """All stages, or the one of --stage."""

@@ -32,13 +32,7 @@ struct ManyFeatures : Causal {
 }   // namespace
 
 TEST_CASE("GPU attention: what both devices compute", "[gpu][attention]") {
-    const auto check = [](const Problem& p, const auto& policy, const auto&...) { check_attention_on_gpu(p, policy); };
-    SECTION("one token, one tile, partial tiles, many tiles, groups of heads, more keys than queries, fewer") { check_shapes(32, check); }
-    SECTION("scalars of heads, features of rows, columns and distances, with their gradients") { check_scores(64, check); }
-    SECTION("masks") { check_masks(32, check); }
-    SECTION("a gate on the output") { check_output_gate(64, check); }
-    SECTION("positions") { check_positions(32, check); }
-    SECTION("all extension points at once") { check_all_points_at_once(64, check); }
+    check_on_a_device(32, 64, [](const Problem& p, const auto& policy, const auto&...) { check_attention_on_gpu(p, policy); });
 }
 
 TEST_CASE("GPU attention: head sizes", "[gpu][attention]") {
