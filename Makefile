@@ -17,7 +17,8 @@ USE_NCCL ?= $(HAVE_NCCL)
 USE_CUDA ?= $(HAVE_CUDA)
 WITH_CUDA = $(filter 1,$(USE_CUDA))
 override CPPFLAGS += -I. $(BLAS_CXXFLAGS) $(if $(filter 1,$(USE_MPI)),-DUSE_MPI $(MPI_CXXFLAGS))
-FLAGS     := -std=c++20 -O3 $(PROCESSOR_FLAGS) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
+FLAGS     := -std=c++20 -O3 --param=max-inline-insns-auto=15 --param=ggc-min-heapsize=500000 $(PROCESSOR_FLAGS) \
+             -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
 EMULATED  := -DEMULATED_GPU -DGPU_FLOAT32 -DUSE_NCCL -Idev/emulator/include -O1 -fno-strict-aliasing -Wno-unknown-pragmas $(EMULATEDFLAGS)
 # 20050: a kernel's `inline` has its effect, one definition in several units, though nvcc says that it is ignored.
 NVCCFLAGS := $(NVCC_FLAGS) -O3 -diag-suppress=20050 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
@@ -33,7 +34,7 @@ NVCOMPILE = $(call SAY,nvcc   ) && $(NVCC) -x cu $(CPPFLAGS) $(NVCCFLAGS) $(1) $
 LINK    = $(call SAY,link   ) && $(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) -o $@ $(filter %.o %.a,$^) \
           $(if $(filter build/tests/main.o,$^),$(CATCH2_LIBS)) $(LIBS) $(if $(filter build/gpu/%,$^),$(GPU_LIBS))
 
-.PHONY: help all setup quickstart check test test-gpu kernel-report experiments labs lab lab-hint lab-check reference_qwen clean ptx
+.PHONY: help all setup quickstart check test test-gpu kernel-report experiments labs lab lab-hint lab-check reference_qwen clean ptx FORCE
 help: ## list the goals
 	@sed -n 's/^\([a-z][a-z_ -]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 	@echo "  train_VARIANT  the trainer of one attention variant; build/emulated/train_VARIANT runs its GPU code on the CPU"
@@ -102,7 +103,7 @@ NOT_ENGINE := data/tokenize.cpp model/generate/without_gpu.cpp model/base/commit
 ENGINE_SOURCES := $(filter-out $(NOT_ENGINE),$(wildcard attention/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp \
                     data/tokenizers/*.cpp model/*.cpp model/*/*.cpp)) $(BLAS_SOURCE) $(WITHOUT:%=data/without/%.cpp)
 FOLDERS := $(patsubst %/,%,$(sort $(dir $(ENGINE_SOURCES))))
-DEVICE_UNITS := model/gpt model/gpt_memory model/generate/sample attention/causal   # causal: every program has it, for hybrids
+DEVICE_UNITS := model/gpt model/gpt_memory attention/causal   # causal: every program has it, for hybrids
 ENGINE := build/engine.a
 EMULATED_ENGINE := build/emulated/engine.a $(ENGINE)
 build/engine.a: $(FOLDERS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/model/base/commit.o build/carried_texts.o build/units
@@ -111,7 +112,6 @@ build/emulated/engine.a: $(DEVICE_UNITS:%=build/emulated/%.o)
 build/engine.a build/gpu/engine.a build/emulated/engine.a:
 	@rm -f $@ && ar rcs $@ $(filter %.o,$^)
 # The host's sources of a folder are compiled as one unit: half the time goes into headers that they share.
-.SECONDEXPANSION:
 $(FOLDERS:%=build/%.o): build/%.o: $$(filter $$(wildcard $$*/*.cpp),$(ENGINE_SOURCES)) build/flags
 	$(call COMPILE,$(patsubst %,-include %,$(filter-out $<,$(filter $(ENGINE_SOURCES),$^))))
 
@@ -169,8 +169,9 @@ build/ptx/%.ptx: build/gpu/flags
 CUDA_TOOLS := $(basename $(wildcard dev/*.cu dev/ladder/*.cu))
 HOST_TOOLS := $(basename $(wildcard dev/*.cpp))
 build/dev/bench_patterns_gpu: $(GPU_VARIANTS)
-build/emulated/dev/bench_patterns_gpu: $(EMULATED_VARIANTS)
-$(addprefix build/dev/,attention_layer bench_cpu bench_patterns logits): $(CPU_VARIANTS)
+build/dev/bench_gpu: build/gpu/attention/asga.o build/gpu/attention/sliding_window.o
+build/emulated/dev/bench_gpu build/emulated/dev/bench_patterns_gpu: $(EMULATED_VARIANTS)
+$(addprefix build/dev/,attention_layer bench_patterns logits): $(CPU_VARIANTS)
 $(CUDA_TOOLS:%=build/%): build/%: build/gpu/%.o build/gpu/engine.a $(ENGINE)
 $(CUDA_TOOLS:%=build/emulated/%): build/emulated/%: build/emulated/%.o $(EMULATED_ENGINE)
 $(HOST_TOOLS:%=build/%): build/%: build/%.o $(ENGINE)
@@ -193,7 +194,6 @@ build/flags build/gpu/flags build/emulated/flags: FORCE
 	    '$(if $(findstring emulated,$@),$(EMULATED))' $(UNLESS_SAME)
 build/commit build/units: FORCE
 	@echo '$(if $(findstring commit,$@),$(COMMIT),$(WITH_CUDA) $(ENGINE_SOURCES) $(TESTS) $(GPU_TESTS) $(EMULATOR_TESTS) $(LDFLAGS) $(LIBS) $(GPU_LIBS))' $(UNLESS_SAME)
-FORCE:
 UNKNOWN := $(filter-out test-gpu $(TRAINERS) $(VARIANTS:%=test-%),$(filter train_% test-%,$(MAKECMDGOALS)))
 $(UNKNOWN): FORCE
 	@echo "make $@: there is no attention/$(patsubst train_%,%,$(@:test-%=%)).cuh; the variants are: $(VARIANTS)" >&2; exit 2

@@ -5,7 +5,7 @@
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/device/machine.h"
-#include "model/generate/sample.h"
+#include "model/generate/sample.cuh"
 #include "model/run/begin.cuh"
 #include "model/run/evaluate.cuh"
 #include "model/run/mask.cuh"
@@ -16,8 +16,7 @@
 
 /// Reports attention statistics on the first rows of the validation shards, or of the training shards without those. Always uses the
 /// same rows. Rank 0 only.
-template <class Device, class X>
-void observe_attention(Run<Device, X>& run) {
+void observe_attention(AnyRun auto& run) {
     const TokenStream& stream = (run.data.val ? run.data.val : run.data.train)->first();
     const int T = run.o.seq_len, B = int(std::min<int64_t>(run.o.batch_size, windows(stream, T)));
     const int64_t step = run.state.step;
@@ -28,18 +27,13 @@ void observe_attention(Run<Device, X>& run) {
     const AttentionReport r = run.monitor.take_report();
     const std::string warning = run.collapse.observe(r);
     run.progress.print(text("attention after step %lld: %s", static_cast<long long>(step), summary_of(r).c_str()));
-    const std::vector<LayerKind> kinds = run.gpt.net.kinds();
-    for (const LayerKind& kind : kinds)
-        if (kinds.size() > 1) run.progress.print("  " + kind.name + ": " + summary_of(of_layers(r, kind.layers)));
     if (!warning.empty()) run.progress.print(warning);
     std::vector<JsonLines::Field> fields = {{"event", "attention"}, {"step", step}};
     for (auto& [key, table] : tables_of(r, run.collapse.collapsed())) fields.emplace_back(key, std::move(table));
     run.log.write(fields);
 }
 
-/// Samples --sample-tokens tokens after --prompt.
-template <class Device, class X>
-std::string sample(Run<Device, X>& run) {
+std::string sample(AnyRun auto& run) {
     const Tokenizer& tokenizer = *run.data.tokenizer;
     std::vector<uint32_t> prompt;
     tokenizer.encode(run.o.prompt, prompt);
@@ -52,8 +46,7 @@ std::string sample(Run<Device, X>& run) {
 // ------------------------------------------------------------------------------------------------------------------ the loop
 
 /// Completes gpt.totals over the ranks: the sum of losses, and the norm of the summed gradients.
-template <class Device, class X>
-void sum_totals(Run<Device, X>& run) {
+void sum_totals(AnyRun auto& run) {
     auto& gpt = run.gpt;
     run.collectives->start_sum(run.device, &gpt.totals->loss, 1);
     if (gpt.auxiliary) run.collectives->start_sum(run.device, &gpt.totals->auxiliary, 1);
@@ -66,8 +59,7 @@ void sum_totals(Run<Device, X>& run) {
 
 /// With ZeRO-1: completes the update, of which each rank has made its own parts, on every rank. Muon moves whole matrices, so their updates
 /// are gathered first.
-template <class Device, class X>
-void gather_update(Run<Device, X>& run, int64_t step, const AdamW& adamw) {
+void gather_update(AnyRun auto& run, int64_t step, const AdamW& adamw) {
     auto& gpt = run.gpt;
     if (!gpt.sharded()) return;
     if (gpt.net.tensors.has(Role::muon)) {
@@ -80,13 +72,12 @@ void gather_update(Run<Device, X>& run, int64_t step, const AdamW& adamw) {
 /// Takes optimiser step `step`: gradients of all micro-steps and ranks, averaged over the step's `targets`, and an update. In the last
 /// micro-step, gradients are summed over the ranks as soon as they are final. Returns false, with weights unchanged, if a signal has
 /// requested a stop between two micro-steps.
-template <class Device, class X>
-bool train_step(Run<Device, X>& run, Loader& loader, int64_t step, double targets, const AdamW& adamw) {
-    Device device = run.device;
+bool train_step(AnyRun auto& run, Loader& loader, int64_t step, double targets, const AdamW& adamw) {
+    const auto device = run.device;
     auto& gpt = run.gpt;
     const float share = float(1.0 / double(run.data.tokens_per_step));   // of one token in the loss
     if (run.data.train->masked()) gpt_weigh_targets(device, gpt, double(run.data.tokens_per_step) / targets);
-    GradientSums<Device> sums(device, *run.collectives, gpt.gradients, gpt.shards);
+    GradientSums sums(device, *run.collectives, gpt.gradients, gpt.shards);
     const GradientsReady sum_over_ranks = [&](size_t begin, size_t end) { sums.add(begin, end); };
 
     for (int micro = 0; micro < run.data.micro_steps; micro++, run.feed.prefetch(device, loader, gpt.B, gpt.T)) {
@@ -95,11 +86,13 @@ bool train_step(Run<Device, X>& run, Loader& loader, int64_t step, double target
         const Batch batch = run.feed.next(device, loader, gpt.B, gpt.T);
         const Write write = micro == 0 ? Write::overwrite : Write::add;
         const bool sum = run.ranks.size() > 1 && micro + 1 == run.data.micro_steps;
-        if (!sum && run.graphs.replays(device, batch.tokens, write)) continue;
-        gpt_forward(device, gpt, batch);
-        gpt_loss(device, gpt, batch, write, share);
-        gpt_backward(device, gpt, batch, write, sum ? sum_over_ranks : GradientsReady());
-        run.graphs.end(device);
+        const auto compute_gradients = [&] {
+            gpt_forward(device, gpt, batch);
+            gpt_loss(device, gpt, batch, write, share);
+            gpt_backward(device, gpt, batch, write, sum ? sum_over_ranks : GradientsReady());
+        };
+        if (sum) compute_gradients();
+        else run.graphs.run(device, batch.tokens, write, compute_gradients);
     }
     sum_totals(run);
     if (run.replicas) run.replicas->require_unchanged(device, run.ranks, step);
@@ -111,8 +104,7 @@ bool train_step(Run<Device, X>& run, Loader& loader, int64_t step, double target
 
 /// Precondition: gpt_update(), which skips such a step. Exit::not_finite, naming the first such tensor, if the loss or a gradient is
 /// not finite.
-template <class Device, class X>
-void require_finite(Run<Device, X>& run, const StepTotals& totals, double loss, double norm, int64_t step) {
+void require_finite(AnyRun auto& run, const StepTotals& totals, double loss, double norm, int64_t step) {
     if (totals.finite()) return;
     const bool losses = std::isfinite(totals.loss) && std::isfinite(totals.auxiliary);
     std::string where = std::isfinite(totals.loss) ? "the auxiliary loss" : "the loss";
@@ -128,9 +120,7 @@ void require_finite(Run<Device, X>& run, const StepTotals& totals, double loss, 
 
 /// Takes one step, reads its totals and runs the validation, samples and checkpoint that are due. Returns whether a signal has requested
 /// a stop; a signal between two micro-steps undoes the step.
-template <class Device, class X>
-bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
-    Device device = run.device;
+bool take_step(AnyRun auto& run, Loader& loader, int64_t step) {
     const Options& o = run.o;
     Ranks& ranks = run.ranks;
     const int64_t targets = loader.targets_of_step(step - 1);   // 0 if a loss mask hides all: no loss and no gradient
@@ -141,7 +131,7 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
         return true;
     }
     ranks.at("waiting for the device", step);
-    const StepTotals totals = read_totals(device, run.gpt);
+    const StepTotals totals = read_totals(run.device, run.gpt);
     const double loss = targets ? totals.loss / double(targets) : NAN, norm = std::sqrt(totals.squares);
     require_finite(run, totals, loss, norm, step);
 
@@ -177,16 +167,13 @@ bool take_step(Run<Device, X>& run, Loader& loader, int64_t step) {
                             : "nothing was saved, as --checkpoint-every is 0");
 }
 
-/// Sets up the run and takes its steps.
 template <class Device, class X>
 Exit train(Device device, const Variants& variants, const Options& o, Ranks& ranks) {
     const int threads = use_threads(o.threads, ranks.local_size());
-    FolderLock lock;   // of the output folder, on rank 0
+    Descriptor lock;   // of the output folder, on rank 0
     Origin origin = find_origin(o, variants, choose_checkpoint(o, ranks, lock), ranks.first());
     Data data = open_data(o, ranks.size(), origin.config);
     require_agreement(ranks, facts_of_start(origin, data));
-    for (const Mixture* mixture : {data.train.get(), data.val.get()})
-        if (ranks.first() && mixture && !mixture->missing().empty()) std::cerr << "warning: " << mixture->missing() << "\n";
     Run<Device, X> run(device, variants, o, ranks, std::move(data), origin.config);
     if (ranks.first()) print_setup(run, threads);
     if (o.dry_run) return Exit::done;
@@ -199,7 +186,7 @@ Exit train(Device device, const Variants& variants, const Options& o, Ranks& ran
 
     bool stopped = false;
     run.since_step.lap();
-    for (int64_t step = run.first_step; step <= run.data.steps && !stopped; step++) {
+    for (int64_t step = run.state.step + 1; step <= run.data.steps && !stopped; step++) {
         try {
             stopped = take_step(run, loader, step);
         } catch (const Error& error) {
@@ -225,7 +212,7 @@ Exit train(const Variant& variant, const Options& o, Ranks& ranks) {
 #ifdef WITH_GPU
     if (takes_gpu(o.device, o.dry_run, ranks)) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
-        if (!o.dry_run) require_same_gpus(ranks);   // a dry run needs no GPUs
+        if (!o.dry_run) require_agreement(ranks, {{"the GPU (CUDA_VISIBLE_DEVICES selects it)", gpu_kind()}});   // a dry run needs none
         const Variants on_this_gpu(named(variant.name, all_variants_on_gpu()), {&on_gpu::causal});
 #ifdef GPU_FLOAT32
         if (o.precision == "fp32") return train<GPU, float>(gpu.device(), on_this_gpu, o, ranks);

@@ -24,21 +24,15 @@
 // it were alone in the row.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
-#include "attention/blocks/naive_blocks.h"
 
 struct adaptive_sparse : BlockSparse {
     static constexpr const char* name = "adaptive_sparse";
 
-    adaptive_sparse(const Config& config, int layer) : BlockSparse(config, layer) {
+    adaptive_sparse(const Config& config, int layer) : BlockSparse(config, layer, name) {
         auto value = [&](const char* key) { return config.setting(std::string("adaptive_sparse_") + key); };
-        block = int(value("block"));
-        query = value("query") == 1 ? GateQuery::previous : GateQuery::first;
         mask = BlockMask(int(value("mask")));
-        choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
         choice.dense_heads = dense_heads(int(value("dense_heads")));
         head_threshold = float(value("head_threshold")), straight_through = value("ste") != 0;
-        gate_training = GateTraining(int(value("distil")));
-        distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
     }
 
     static std::vector<Setting> settings() {
@@ -69,38 +63,10 @@ struct adaptive_sparse : BlockSparse {
     }
 
     void declare(TensorList& list, const std::string& prefix) {
-        wq = list.add(prefix + "adaptive_sparse.w_gq", {NH, HS, HS}, normal(0.02), Decay::yes);
-        wk = list.add(prefix + "adaptive_sparse.w_gk", {NKV, HS, 3 * HS}, normal(0.02), Decay::yes);
+        BlockSparse::declare(list, prefix + name);
         if (head_threshold < 0) return;
         head_weight = list.add(prefix + "adaptive_sparse.head.weight", {NH, 2 * HS}, zeros(), Decay::yes);
         head_bias = list.add(prefix + "adaptive_sparse.head.bias", {NH}, zeros(), Decay::no);
-    }
-
-    template <class X>
-    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
-        auto everything = [](int, int i, int j) { return j <= i; };
-        if (gate_training == GateTraining::gate_only)
-            return dense_softmax(in, out, [](int, int, int, int, X a) { return a; }, everything);
-        const int N = (in.T + block - 1) / block;
-        const std::vector<X> scores =
-            naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
-        auto modify = [&](int b, int h, int i, int j, X a) {
-            const int r = i / block, c = j / block;
-            if (h < choice.dense_heads || c == r) return a;
-            const X* row = &scores[((size_t(b) * NH + h) * N + r) * N];
-            const bool chosen = mask == BlockMask::soft ||
-                                naive_choice(row, r, choice.leading > 0, choice.top, choice.threshold)[c];
-            if (!chosen) return -X(INFINITY);
-            return mask == BlockMask::hard ? a : a - std::log(1 + std::exp(-row[c]));
-        };
-        dense_softmax(in, out, modify, everything);
-        for (int n = 0; n < in.B * in.T * NH && head_threshold >= 0; n++) {
-            const int h = n % NH, b = n / NH / in.T, t = n / NH % in.T;
-            const X* w = weights + head_weight.offset + size_t(h) * 2 * HS;
-            const X u = dot(w, in.query(in.q_pre, b, t, h), HS) + dot(w + HS, in.key(in.k_pre, b, t, h), HS);
-            const X s = 1 / (1 + std::exp(-u - weights[head_bias.offset + h]));
-            for (int d = 0; d < HS && h >= choice.dense_heads; d++) out[size_t(n) * HS + d] *= s >= head_threshold ? s : X(0);
-        }
     }
 
 private:

@@ -17,10 +17,7 @@
 
 #include "attention/kernel/layer.h"
 #include "attention/scores/head_scalars.cuh"
-#include "attention/scores/layernorm.h"
-#ifdef WITH_GPU
 #include "attention/scores/pair_features.cuh"
-#endif
 
 enum class AsgaGate { learned, window, none };
 
@@ -154,85 +151,23 @@ struct Asga : Policy {
 
     // ---- features from q and k, and their gradients
 
-    template <class X>
-    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
-        head_scalars_forward(CPU{}, score_inputs.head, *this, weights, NH);
-        if (!learned) return;
-        const int T = in.T, width = padded(T);
-#pragma omp parallel for collapse(2)
-        for (int b = 0; b < in.B; b++)
-            for (int h = 0; h < NH; h++) {
-                std::vector<X> normed(size_t(T) * HS), rstd(T);
-                const size_t bh = size_t(b) * NH + h;
-                X* row = score_inputs.row + bh * T * m;
-                for (int t = 0; t < T; t++)
-                    for (int f = 0; f < m; f++) row[size_t(t) * m + f] = weights[b1.offset + size_t(h) * m + f];
-                normalise(in, in.q_pre, b, h, normed.data(), rstd.data());
-                gemm(Transpose::no, Transpose::yes, T, m, HS, X(1), normed.data(), HS, weights + w1(w1_q, h), HS, X(1), row, m);
-                normalise(in, in.k_pre, b, h / (NH / in.NKV), normed.data(), rstd.data());
-                gemm(Transpose::no, Transpose::yes, m, T, HS, X(1), weights + w1(w1_k, h), HS, normed.data(), HS, X(0),
-                     score_inputs.column + bh * m * width, width);
-            }
-    }
-
-    template <class X>
-    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
-                             ScoreInputGradients<X>& g) const {
-        head_scalars_backward(CPU{}, g.dweights, *this, weights, g.of.head, in.B, NH);
-        if (!learned) return;
-        const int T = in.T, width = padded(T), group = NH / in.NKV;
-#pragma omp parallel for
-        for (int kv = 0; kv < in.NKV; kv++) {   // one thread owns the weights of its heads, so sums keep their order
-            std::vector<X> normed(size_t(T) * HS), k_normed(normed.size()), dnormed(normed.size()), dk_normed(normed.size()),
-                rstd(T), k_rstd(T);
-            for (int b = 0; b < in.B; b++) {
-                normalise(in, in.k_pre, b, kv, k_normed.data(), k_rstd.data());
-                for (int h = kv * group; h < (kv + 1) * group; h++) {
-                    const size_t bh = size_t(b) * NH + h;
-                    const X *drow = g.of.row + bh * T * m, *dcolumn = g.of.column + bh * m * width;
-                    for (int t = 0; t < T; t++)
-                        for (int f = 0; f < m; f++) g.dweights[b1.offset + size_t(h) * m + f] += drow[size_t(t) * m + f];
-                    normalise(in, in.q_pre, b, h, normed.data(), rstd.data());
-                    gemm(Transpose::yes, Transpose::no, m, HS, T, X(1), drow, m, normed.data(), HS, X(1), g.dweights + w1(w1_q, h),
-                         HS);
-                    gemm(Transpose::no, Transpose::no, T, HS, m, X(1), drow, m, weights + w1(w1_q, h), HS, X(0), dnormed.data(),
-                         HS);
-                    normalise_backward(in, g.dq_pre, b, h, dnormed.data(), normed.data(), rstd.data());
-                    gemm(Transpose::no, Transpose::no, m, HS, T, X(1), dcolumn, width, k_normed.data(), HS, X(1),
-                         g.dweights + w1(w1_k, h), HS);
-                    gemm(Transpose::yes, Transpose::no, T, HS, m, X(1), dcolumn, width, weights + w1(w1_k, h), HS,
-                         X(h > kv * group), dk_normed.data(), HS);
-                }
-                normalise_backward(in, g.dk_pre, b, kv, dk_normed.data(), k_normed.data(), k_rstd.data());
-            }
-        }
-    }
-
-#ifdef WITH_GPU
-    template <class X>
-    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
+    template <class Device, class X>
+    void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
         head_scalars_forward(device, score_inputs.head, *this, weights, NH);
-        if (!learned) return;
+        if constexpr (!learned) return;
         pair_features_forward<FeatureLayout::row>(device, score_inputs.row, query_features(in, weights));
         pair_features_forward<FeatureLayout::column>(device, score_inputs.column, key_features(in, weights));
     }
-
-    /// Precondition: preprocess_workspace() bytes in device.workspace.
-    template <class X>
-    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
+    template <class Device, class X>
+    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
                              ScoreInputGradients<X>& g) const {
         head_scalars_backward(device, g.dweights, *this, weights, g.of.head, in.B, NH);
-        if (!learned) return;
+        if constexpr (!learned) return;
         pair_features_backward<FeatureLayout::row>(device, {g.dq_pre, in.qk_row}, g.dweights + w1_q.offset, g.dweights + b1.offset,
                                                    g.of.row, query_features(in, weights));
         pair_features_backward<FeatureLayout::column>(device, {g.dk_pre, in.qk_row}, g.dweights + w1_k.offset, nullptr, g.of.column,
                                                       key_features(in, weights));
     }
-    size_t preprocess_workspace(GPU, int B, int T, int NKV) const {
-        if (!learned) return 0;
-        return std::max(pair_features_workspace(B, T, NH, NH, HS, m), pair_features_workspace(B, T, NKV, NH, HS, m));
-    }
-#endif
 
     // ---- the paper's formula without the hooks
 
@@ -260,17 +195,15 @@ struct Asga : Policy {
     }
 
 private:
-#ifdef WITH_GPU
     /// A = W1q LN(q) + b1 and B = W1k LN(k).
     template <class X>
     PairFeatures<X> query_features(const LayerInputs<X>& in, const X* weights) const {
-        return {{in.q_pre, in.qk_row}, weights + w1_q.offset, weights + b1.offset, in.B, in.T, NH, NH, HS, m, float(eps)};
+        return {{in.q_pre, in.qk_row}, weights + w1_q.offset, weights + b1.offset, in.B, in.T, NH, NH, HS, m, eps};
     }
     template <class X>
     PairFeatures<X> key_features(const LayerInputs<X>& in, const X* weights) const {
-        return {{in.k_pre, in.qk_row}, weights + w1_k.offset, nullptr, in.B, in.T, in.NKV, NH, HS, m, float(eps)};
+        return {{in.k_pre, in.qk_row}, weights + w1_k.offset, nullptr, in.B, in.T, in.NKV, NH, HS, m, eps};
     }
-#endif
 
     constexpr int units() const { return M ? M : m; }
 
@@ -281,23 +214,6 @@ private:
             for (int f = 0; f < m; f++) use(f);
         else
             [&]<int... f>(std::integer_sequence<int, f...>) { (use(f), ...); }(std::make_integer_sequence<int, M>());
-    }
-
-    size_t w1(Slot w, int h) const { return w.offset + size_t(h) * m * HS; }
-
-    /// normed (T, HS) = LN of head `head` of q_pre or k_pre.
-    template <class X>
-    void normalise(const LayerInputs<X>& in, const X* base, int b, int head, X* normed, X* rstd) const {
-        for (int t = 0; t < in.T; t++) rstd[t] = layernorm_row(normed + size_t(t) * HS, in.query(base, b, t, head), HS, eps);
-    }
-    template <class X>
-    void normalise_backward(const LayerInputs<X>& in, X* dbase, int b, int head, const X* dnormed, const X* normed,
-                            const X* rstd) const {
-        for (int t = 0; t < in.T; t++) {
-            X* to = dbase + in.token(b, t) * in.qk_row + size_t(head) * HS;
-            std::fill_n(to, HS, X(0));
-            layernorm_row_backward(to, dnormed + size_t(t) * HS, normed + size_t(t) * HS, rstd[t], HS);
-        }
     }
 };
 

@@ -26,6 +26,7 @@
 // Tokens of packed documents choose among their document's keys. Kept per token and layer: T / 8 bytes of bits, NH T / 1024 of tile
 // lists; with distillation also the gradients of the indexer's projections, which the forward pass computes with the loss.
 #pragma once
+#include "attention/blocks/naive_choice.h"
 #include "attention/indexer/choose_keys.cuh"
 #include "attention/indexer/distil_index.cuh"
 #include "attention/indexer/naive_index.h"
@@ -198,9 +199,7 @@ struct deepseek_sparse : Policy {
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const Kept<X> kept(*this, state.kept, in);
         const BackwardScratch<X> scratch(device, *this, workspace, in);
-        AttentionBackward<X> g{};
-        g.dout = dout, g.dq = to.q, g.dk = to.k, g.dv = to.v, g.workspace = scratch.kernel;
-        attention_backward(device, pairs(), arguments(in, state, kept, Statistics<X>{}), g);
+        attention_backward(device, pairs(), arguments(in, state, kept, Statistics<X>{}), kernel_gradients(dout, to, scratch.kernel));
         if (distils())
             index_weight_gradients(device, more.dweights, kept.gradients, index_shape(in), in, tensors, more.dloss, scratch.scaled);
     }
@@ -210,18 +209,16 @@ struct deepseek_sparse : Policy {
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
         const std::vector<X> scores = naive_index_scores(in, weights, tensors, index_shape(in));
-        auto chosen = [&](int b, int t, int s) {   // fewer than top keys are better
-            const X* const row = &scores[(size_t(b) * in.T + t) * in.T];
-            int better = 0;
-            for (int j = first_candidate(in.documents, b, t); j <= t; j++) better += row[j] > row[s] || (row[j] == row[s] && j < s);
-            return better < most();
-        };
         for (int b = 0; b < in.B; b++) {
-            std::vector<char> sees(size_t(in.T) * in.T);
-            for (int t = 0; t < in.T; t++)
-                for (int s = first_candidate(in.documents, b, t); s <= t; s++) sees[size_t(t) * in.T + s] = chosen(b, t, s);
-            dense_softmax_of_sequence(in, b, out, [](int, int, int, int, X a) { return a; },
-                                      [&](int, int t, int s) { return sees[size_t(t) * in.T + s]; });
+            std::vector<std::vector<bool>> sees;   // from the document's first token on
+            for (int t = 0; t < in.T; t++) {
+                const int first = first_candidate(in.documents, b, t);
+                sees.push_back(naive_choice(&scores[(size_t(b) * in.T + t) * in.T + first], {.top = most(), .local = 0}, t - first));
+            }
+            dense_softmax_of_sequence(in, b, out, [](int, int, int, int, X a) { return a; }, [&](int, int t, int s) {
+                const int first = first_candidate(in.documents, b, t);
+                return s >= first && s <= t && sees[t][s - first];
+            });
         }
     }
 

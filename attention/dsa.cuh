@@ -83,12 +83,10 @@ struct Dsa : Policy {
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
-        dense_softmax(
-            in, out, [](int, int, int, int, X a) { return a; },
-            [&](int, int i, int j) {
-                const bool windowed = window == DsaWindow::all_rows || (window == DsaWindow::late_rows && i + 1 > dense_until);
-                return j <= i && !(windowed && j < i - left);
-            });
+        dense_softmax(in, out, [&](int, int i, int j) {
+            const bool windowed = window == DsaWindow::all_rows || (window == DsaWindow::late_rows && i + 1 > dense_until);
+            return j <= i && !(windowed && j < i - left);
+        });
         for (size_t t = 0; t < size_t(in.B) * in.T && with_gate; t++)
             for (int h = 0; h < NH; h++) {
                 const X u = dot(weights + gate_weight.offset + size_t(h) * C, in.x + t * C, C) + weights[gate_bias.offset + h];

@@ -39,7 +39,6 @@ struct fixed_factorized : Policy {
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
         auto sees = [&](int, int i, int j) { return j <= i && (j / length == i / length || j % length >= length - summary); };
-        dense_softmax(
-            in, out, [](int, int, int, int, X a) { return a; }, sees);
+        dense_softmax(in, out, sees);
     }
 };

@@ -60,7 +60,7 @@ struct MeanGates {
 struct gated : Policy {
     static constexpr const char* name = "gated";
     // Own passes, as the kernel's gate has one number per head.
-    static constexpr Traits traits{.own_passes = true, .reads_x = true, .gates_output = true};
+    static constexpr Traits traits{.own_passes = true, .one_call = true, .reads_x = true, .gates_output = true};
     bool each;      // whether each element has a gate, rather than each head
     Slot w_theta;   // (NH*HS, C) or (NH, C)
     int NH, HS, C;
@@ -76,7 +76,6 @@ struct gated : Policy {
         w_theta = list.add(prefix + "gated.w_theta", {each ? NH * HS : NH, C}, normal(0.02), Decay::yes);
     }
 
-
     // ---- the layer: one call of the kernel, then the gates
 
     /// Logits (B, T, NH*HS) of form 1.
@@ -87,21 +86,20 @@ struct gated : Policy {
     template <class X>
     struct BackwardScratch {
         BumpAllocator allocator;
-        X *dout, *du;   // (B, T, NH, HS), du of form 1
-        std::byte* kernel;
-        BackwardScratch(std::byte* block, const LayerShape& s, bool each, size_t kernel_bytes) : allocator(block) {
-            const size_t numbers = size_t(s.B) * s.T * s.NH * s.HS;
-            dout = allocator.take<X>(numbers), du = allocator.take<X>(each ? numbers : 0);
-            kernel = allocator.take<std::byte>(kernel_bytes);
-        }
+        LayerShape s;
+        bool each;
+        size_t kernel_bytes, numbers = size_t(s.B) * s.T * s.NH * s.HS;
+        X* dout = allocator.take<X>(numbers);              // (B, T, NH, HS)
+        X* du = allocator.take<X>(each ? numbers : 0);     // the same, of form 1
+        std::byte* kernel = allocator.take<std::byte>(kernel_bytes);
     };
-    template <class Device>
-    size_t kernel_bytes(Device device, const LayerShape& s) const {
-        return attention_workspace(device, plain(), s.B, s.T, s.T, s.NH);
+    template <class X, class Device>
+    BackwardScratch<X> backward_scratch(Device device, std::byte* block, const LayerShape& s) const {
+        return {BumpAllocator(block), s, each, attention_workspace(device, plain(), s.B, s.T, s.T, s.NH)};
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return BackwardScratch<X>(nullptr, s, each, kernel_bytes(device, s)).allocator.bytes();
+        return backward_scratch<X>(device, nullptr, s).allocator.bytes();
     }
 
     template <class Device, class X>
@@ -124,22 +122,18 @@ struct gated : Policy {
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
-        const BackwardScratch<X> scratch(workspace, in, each, kernel_bytes(device, in));
+        const auto scratch = backward_scratch<X>(device, workspace, in);
         if (each) elements_backward(device, scratch, in, weights, state, dout, more);
         else heads_backward(device, scratch, in, weights, state, dout, more);
-        AttentionBackward<X> g{};
-        g.dout = scratch.dout;
-        g.dq = to.q, g.dk = to.k, g.dv = to.v;
-        g.workspace = scratch.kernel;
-        attention_backward(device, plain(), ungated_arguments(in, state, Statistics<X>{}), g);
+        attention_backward(device, plain(), ungated_arguments(in, state, Statistics<X>{}),
+                           kernel_gradients<X>(scratch.dout, to, scratch.kernel));
     }
 
     // ---- the paper's formula without the above
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
-        dense_softmax(
-            in, out, [](int, int, int, int, X a) { return a; }, [](int, int i, int j) { return j <= i; });
+        dense_softmax(in, out, [](int, int i, int j) { return j <= i; });
         for (size_t t = 0; t < size_t(in.B) * in.T; t++)
             for (int n = 0; n < NH * HS; n++) {
                 const X u = dot(weights + w_theta.offset + size_t(each ? n : n / HS) * C, in.x + t * C, C);

@@ -18,34 +18,20 @@
 #include <climits>
 #include <vector>
 
+#include "attention/blocks/mean_gate.cuh"
+#include "attention/blocks/naive_choice.h"
 #include "attention/blocks/token_blocks.cuh"
 #include "attention/kernel/layer.h"
 #include "attention/nsa/importance.cuh"
 
-/// Rows are (b, compressed block, key/value head); zero where there is no block.
-template <class X>
-struct MeanKeys {
-    X* means;   // (B, R, NKV, HS)
-    Heads<const X> k;
-    CompressShape s;
-    constexpr void operator()(unsigned row, int d) const {
-        const int kv = int(row) % s.NKV, R = s.grid.rows(s.T), n = int(row) / s.NKV % R, b = int(row) / s.NKV / R;
-        const int begin = s.blocks().begin(b, n);
-        Wide<X> sum = 0;
-        for (int t = begin; begin >= 0 && t < std::min(s.T, begin + s.grid.l); t++)
-            sum += widened(k.data[(size_t(b) * s.T + t) * k.row + size_t(kv) * s.HS + d]);
-        means[size_t(row) * s.HS + d] = narrowed<X>(sum / Wide<X>(s.grid.l));
-    }
-};
-
-struct infllm_v2 : Policy {
+struct infllm_v2 : AttentionByChoice<infllm_v2> {
     static constexpr const char* name = "infllm_v2";
     static constexpr Traits traits{.own_passes = true, .tokens_choose = true};
     BlockGrid grid;   // of the compressed keys
     int top, local;
 
     infllm_v2(const Config& config, int layer)
-        : Policy(config, layer), grid{int(config.setting("infllm_v2_kernel")), int(config.setting("infllm_v2_stride"))},
+        : AttentionByChoice(config, layer), grid{int(config.setting("infllm_v2_kernel")), int(config.setting("infllm_v2_stride"))},
           top(int(config.setting("infllm_v2_top_k"))), local(int(config.setting("infllm_v2_local"))) {}
 
     static std::vector<Setting> settings() {
@@ -59,8 +45,6 @@ struct infllm_v2 : Policy {
     Form form() const { return {.keeps_documents_apart = grid.l >= grid.d}; }
 
     ForcedBlocks forced_blocks() const { return {*this, TILE, 1, local}; }
-    ForcedBlocks forced(int T) const { return forced_blocks().in_text(top - 1, T); }
-    int slots_of(const LayerShape& s) const { return forced_blocks().slots(top - 1, s.T); }
     TileChoice rule(const LayerShape& s) const { return {.top = slots_of(s), .leading = 1, .local = local}; }
     BlockChoice block_choice(const LayerShape& s) const {
         const BlockChoice c{s.B, s.T, s.NH, s.NKV, TILE, forced(s.T).slots(top - 1, s.T)};
@@ -73,8 +57,6 @@ struct infllm_v2 : Policy {
     /// Compressed keys of packed documents are at the positions of their first tokens.
     CompressedMask mask(const Documents& documents = {}) const { return {*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}; }
 
-    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top - 1, heads, T); }
-
     /// Every visible compressed key takes three products: two for the denominator of its softmax, one for the choice.
     double further_pairs(int heads, int T) const {
         return forced_blocks().candidates(T) < top ? 0 : 1.5 * heads * T / 2 * (double(T) / grid.d);
@@ -82,12 +64,6 @@ struct infllm_v2 : Policy {
 
     double cached_keys(int T) const { return T + 0.5 * grid.complete(T); }
 
-    // ---- memory
-
-    template <class X>
-    size_t kept_bytes(const LayerShape& s) const {
-        return block_choice(s).size() * sizeof(int);
-    }
     template <class X, class Device>
     struct Scratch {
         BumpAllocator allocator;
@@ -102,27 +78,12 @@ struct infllm_v2 : Policy {
               positions(allocator.take<int>(size_t(s.B) * s.NH * a.grid.rows(s.T))),
               blocks(device, allocator, s, a.block_choice(s), a) {}
     };
-    template <class X, class Device>
-    size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return Scratch<X, Device>(device, *this, nullptr, s).allocator.bytes();
-    }
-
-    // ---- the layer
-
-    template <class Device, class X>
-    void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
-                 const Statistics<X>& statistics) const {
-        const Scratch<X, Device> scratch(device, *this, workspace, in);
-        int* const choice = reinterpret_cast<int*>(state.kept);
-        if (block_choice(in).slots > 0) choose(device, choice, in, scratch);
-        scratch.blocks.forward(device, forced(in.T), token_block_arguments(in, state, statistics), choice);
-    }
-
     template <class Device, class X>
     void choose(Device device, int* choice, const LayerInputs<X>& in, const Scratch<X, Device>& scratch) const {
         const CompressShape s = compressed(in, in.documents);
         const int R = grid.rows(in.T);
-        each_element(device, size_t(in.B) * R * in.NKV, in.HS, MeanKeys<X>{scratch.means, {in.k, in.qk_row}, s});
+        each_element(device, size_t(in.B) * R * in.NKV, in.HS,
+                     MeanKeys<X, X>{scratch.means, {in.k, in.qk_row}, R, in.NKV, in.HS, s.blocks()});
         place_compressed(device, scratch.positions, s, in.NH);
         AttentionForward<X> a{};
         a.B = in.B, a.T = in.T, a.S = R, a.NH = in.NH, a.NKV = in.NKV, a.HS = in.HS, a.documents = in.documents;
@@ -135,26 +96,18 @@ struct infllm_v2 : Policy {
         choose_by_importance(device, choice, importance, block_choice(in), rule(in));
     }
 
-    template <class Device, class X>
-    void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {
-        const Scratch<X, Device> scratch(device, *this, workspace, in);
-        scratch.blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
-                                reinterpret_cast<const int*>(state.kept));
-    }
-
     // ---- the paper's formula without the above
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
-        const int G = in.NH / in.NKV, N = tiles_of(in.T);
+        const int G = in.NH / in.NKV;
         const auto score_of_mean = [&](int b, int i, int h, int c) {
             X sum = 0;
             for (int j = c * grid.d; j < c * grid.d + grid.l; j++) sum += dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS);
             return sum / grid.l / std::sqrt(X(in.HS));
         };
-        const auto scores = [&](int b, int kv, int i) {
-            std::vector<X> shares(grid.complete(i + 1)), of_blocks(N);
+        dense_softmax_of_blocks(in, out, TILE, in.NKV, [&](int b, int kv, int i) {
+            std::vector<X> shares(grid.complete(i + 1)), of_blocks(i / TILE + 1);
             for (int h = kv * G; h < (kv + 1) * G; h++) {
                 std::vector<X> p(shares.size());
                 X total = 0;
@@ -164,22 +117,7 @@ struct infllm_v2 : Policy {
             for (size_t c = 0; c < shares.size(); c++)
                 for (int t = int(c) * grid.d; t < int(c) * grid.d + grid.l; t++)
                     of_blocks[t / TILE] = std::max(of_blocks[t / TILE], shares[c]);
-            return of_blocks;
-        };
-        for (int b = 0; b < in.B; b++) {
-            std::vector<char> sees(size_t(in.NKV) * in.T * N);
-            for (int kv = 0; kv < in.NKV; kv++)
-                for (int i = 0; i < in.T; i++) {
-                    const std::vector<X> s = scores(b, kv, i);
-                    for (int n = 0; n <= i / TILE; n++) {
-                        int better = 0;   // among the blocks that are neither the first nor local
-                        for (int m = 1; m <= i / TILE - local; m++) better += s[m] > s[n] || (s[m] == s[n] && m < n);
-                        sees[(size_t(kv) * in.T + i) * N + n] = n == 0 || n > i / TILE - local || better < top - 1;
-                    }
-                }
-            dense_softmax_of_sequence(
-                in, b, out, [](int, int, int, int, X a) { return a; },
-                [&](int h, int i, int j) { return j <= i && sees[(size_t(h / G) * in.T + i) * N + j / TILE]; });
-        }
+            return naive_choice(of_blocks.data(), {.top = top - 1, .leading = 1, .local = local}, i / TILE);
+        });
     }
 };

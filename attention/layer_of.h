@@ -144,25 +144,21 @@ struct CpuPassesOf : PassesOf<A, CPU, X, CpuPasses<X>> {
     }
 };
 
-template <class A>
-struct CpuLayer final : LayerOf<A>, CpuPassesOf<A, float>, CpuPassesOf<A, double> {
-    CpuLayer(const Config& config, int layer)
-        : LayerOf<A>(config, layer), CpuPassesOf<A, float>(LayerOf<A>::policy), CpuPassesOf<A, double>(LayerOf<A>::policy) {}
+/// A layer with its passes on one device.
+template <class A, class... PassesInTypes>
+struct LayerWith final : LayerOf<A>, PassesInTypes... {
+    LayerWith(const Config& config, int layer) : LayerOf<A>(config, layer), PassesInTypes(LayerOf<A>::policy)... {}
 };
+template <class A>
+using CpuLayer = LayerWith<A, CpuPassesOf<A, float>, CpuPassesOf<A, double>>;
 
 #ifdef WITH_GPU
 /// In bf16. The float32 kernels, which take as long again to compile, are for comparisons with the CPU: make FLOAT32=1.
+template <class A>
 #ifdef GPU_FLOAT32
-template <class A>
-struct GpuLayer final : LayerOf<A>, PassesOf<A, GPU, float>, PassesOf<A, GPU, bf16> {
-    GpuLayer(const Config& config, int layer)
-        : LayerOf<A>(config, layer), PassesOf<A, GPU, float>(LayerOf<A>::policy), PassesOf<A, GPU, bf16>(LayerOf<A>::policy) {}
-};
+using GpuLayer = LayerWith<A, PassesOf<A, GPU, float>, PassesOf<A, GPU, bf16>>;
 #else
-template <class A>
-struct GpuLayer final : LayerOf<A>, PassesOf<A, GPU, bf16> {
-    GpuLayer(const Config& config, int layer) : LayerOf<A>(config, layer), PassesOf<A, GPU, bf16>(LayerOf<A>::policy) {}
-};
+using GpuLayer = LayerWith<A, PassesOf<A, GPU, bf16>>;
 #endif
 #endif
 

@@ -72,17 +72,13 @@ void share_settings(Config& config, const Variant& own) {
     std::vector<LayerAttention*> alike;
     for (LayerAttention& layer : config.layers)
         if (layer.variant == own.name) alike.push_back(&layer);
-    if (alike.empty()) return;
     for (const Setting& s : own.settings()) {
-        const auto first = alike.front()->settings.find(s.key);
-        if (first == alike.front()->settings.end()) continue;
-        const double value = first->second;
-        const bool shared = std::all_of(alike.begin(), alike.end(), [&](const LayerAttention* layer) {
-            const auto held = layer->settings.find(s.key);
-            return held != layer->settings.end() && held->second == value;
-        });
-        if (!shared) continue;
-        config.settings[s.key] = value;
+        std::vector<double> values;
+        for (const LayerAttention* layer : alike)
+            if (const auto held = layer->settings.find(s.key); held != layer->settings.end()) values.push_back(held->second);
+        const bool all_have_it = !values.empty() && values.size() == alike.size();
+        if (!all_have_it || size_t(std::count(values.begin(), values.end(), values[0])) < values.size()) continue;
+        config.settings[s.key] = values[0];
         for (LayerAttention* layer : alike) layer->settings.erase(s.key);
     }
 }

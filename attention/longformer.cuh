@@ -24,7 +24,6 @@ struct longformer : LeadingAndWindow {   // the mask
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
         auto sees = [&](int, int i, int j) { return j <= i && (j >= i - left || j < leading || i < leading); };
-        dense_softmax(
-            in, out, [](int, int, int, int, X a) { return a; }, sees);
+        dense_softmax(in, out, sees);
     }
 };

@@ -76,11 +76,10 @@ struct longnet : Policy {
     Divisor segment;   // w
     int branches;      // N
     bool detach;
-    int NH, NKV;
 
     longnet(const Config& config, int layer)
         : Policy(config, layer), segment(int(config.setting("longnet_segment"))), branches(int(config.setting("longnet_branches"))),
-          detach(config.setting("longnet_detach") != 0), NH(config.NH), NKV(config.NKV) {}
+          detach(config.setting("longnet_detach") != 0) {}
 
     static std::vector<Setting> settings() {
         return {{"--longnet-segment", "longnet_segment", 256, 1, 1e9, WHOLE, "tokens per segment of the first branch, w", true},
@@ -95,15 +94,6 @@ struct longnet : Policy {
 
     static constexpr int UNBOUNDED = 1 << 30;   // length of a text without an end
     SegmentBranch branch(int n, int T) const { return {DilatedRows(T, n), segment}; }
-    /// The rows of all branches but the first.
-    std::vector<DilatedRows> dilated_rows(int T) const {
-        std::vector<DilatedRows> rows;
-        for (int n = 1; n < branches; n++) rows.push_back(DilatedRows(T, n));
-        return rows;
-    }
-    /// The same with documents, in text order.
-    std::vector<RowsInOrder> all_tokens(int T) const { return std::vector<RowsInOrder>(branches - 1, RowsInOrder{T}); }
-
     BranchInText in_text(int n) const { return BranchInText(branch(n, UNBOUNDED)); }
 
     bool visible(int h, int i, int j) const {
@@ -127,26 +117,6 @@ struct longnet : Policy {
         return {0, longest < UNBOUNDED ? int(longest) : UNBOUNDED};
     }
 
-    /// Number of the first T keys, per key/value head, that rows from T - 1 on see in unfinished segments.
-    double cached_keys(int T) const {
-        auto needed = [&](int h, int j) {
-            for (int n = 0; n < branches; n++) {
-                const DilatedRows rows(UNBOUNDED, n);
-                const int key = rows.row(0, h, j), next = rows.rows_before(h, T - 1);
-                if (key >= 0 && segment.quotient(key) == segment.quotient(next)) return true;
-            }
-            return false;
-        };
-        int keys = 0;
-        for (int kv = 0; kv < NKV; kv++)
-            for (int j = 0; j < T; j++) {
-                bool by_group = false;
-                for (int h = kv * (NH / NKV); h < (kv + 1) * (NH / NKV); h++) by_group = by_group || needed(h, j);
-                keys += by_group;
-            }
-        return double(keys) / NKV;
-    }
-
     /// The kernels visit a pair once per branch that has it.
     PairCount expected_pairs(int heads, int T) const {
         PairCount all;
@@ -157,59 +127,89 @@ struct longnet : Policy {
         return all;
     }
 
-    // ---- the branches
+    // ---- the branches: of kept tokens, or in text order where there are documents
 
-    template <class X, class Device, class Rows = DilatedRows>
-    struct ForwardScratch {
-        BumpAllocator allocator;
-        BranchesForward<Device, X, Rows> branches;
-        ForwardScratch(std::byte* block, X* out, const LayerShape& s, const std::vector<Rows>& added)
-            : allocator(block), branches(allocator, s, out, added) {}
+    struct Dilated {
+        using Rows = DilatedRows;
+        static Rows rows(int T, int n) { return Rows(T, n); }
+        static SegmentBranch policy(const longnet& of, int T, int n) { return of.branch(n, T); }
     };
-    template <class X, class Device, class Rows = DilatedRows>
+    struct InText {
+        using Rows = RowsInOrder;
+        static Rows rows(int T, int /*n*/) { return {T}; }
+        static BranchInText policy(const longnet& of, int /*T*/, int n) { return of.in_text(n); }
+    };
+    template <class Use>
+    static void in_form(const Documents& documents, Use use) {
+        if (documents) use(InText{});
+        else use(Dilated{});
+    }
+    /// The rows of all branches but the first.
+    template <class Form>
+    std::vector<typename Form::Rows> added_rows(int T) const {
+        std::vector<typename Form::Rows> rows;
+        for (int n = 1; n < branches; n++) rows.push_back(Form::rows(T, n));
+        return rows;
+    }
+
+    template <class X, class Device, class Form>
     struct BackwardScratch {
         BumpAllocator allocator;
-        OwnResult<X> own;
-        BranchesBackward<Device, X, Rows> branches;
-        BackwardScratch(Device device, const longnet& policy, std::byte* block, const LayerShape& s, const Rows& longest)
-            : allocator(block), own(policy.detach ? OwnResult<X>(allocator, s) : OwnResult<X>()),
-              branches(allocator, s, longest,
-                       std::max(attention_workspace(device, policy.branch(0, s.T), s.B, s.T, s.T, s.NH),
-                                attention_workspace(device, policy.in_text(0), s.B, s.T, s.T, s.NH))) {}
+        LayerShape s;
+        bool detach;
+        size_t kernel_bytes;
+        OwnResult<X> own = detach ? OwnResult<X>(allocator, s) : OwnResult<X>();
+        BranchesBackward<Device, X, typename Form::Rows> branches{allocator, s, Form::rows(s.T, 1), kernel_bytes};
     };
-
+    template <class Device>
+    size_t kernel_bytes(Device device, const LayerShape& s) const {
+        return std::max(attention_workspace(device, branch(0, s.T), s.B, s.T, s.T, s.NH),
+                        attention_workspace(device, in_text(0), s.B, s.T, s.T, s.NH));
+    }
+    template <class X, class Device, class Form>
+    size_t bytes_of(Device device, const LayerShape& s) const {
+        BumpAllocator forward(nullptr);
+        BranchesForward<Device, X, typename Form::Rows>(forward, s, nullptr, added_rows<Form>(s.T));
+        const BackwardScratch<X, Device, Form> backward{BumpAllocator(nullptr), s, detach, kernel_bytes(device, s)};
+        return std::max(forward.bytes(), backward.allocator.bytes());
+    }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max({ForwardScratch<X, Device>(nullptr, nullptr, s, dilated_rows(s.T)).allocator.bytes(),
-                         ForwardScratch<X, Device, RowsInOrder>(nullptr, nullptr, s, all_tokens(s.T)).allocator.bytes(),
-                         BackwardScratch<X, Device>(device, *this, nullptr, s, DilatedRows(s.T, 1)).allocator.bytes(),
-                         BackwardScratch<X, Device, RowsInOrder>(device, *this, nullptr, s, {s.T}).allocator.bytes()});
+        return std::max(bytes_of<X, Device, Dilated>(device, s), bytes_of<X, Device, InText>(device, s));
     }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        if (in.documents) return forward_in_text(device, in, state, workspace, statistics);
-        auto all = ForwardScratch<X, Device>(workspace, state.out, in, dilated_rows(in.T)).branches;
-        all.begin(device, branch(0, in.T), DilatedRows(in.T, 0), in, state, statistics);   // branch 1 keeps every token
-        for (int n = 1; n < branches; n++) {
-            const DilatedRows rows(in.T, n);
-            all.add(device, branch(n, in.T), rows, branch_arguments(in, rows, state, statistics));
-        }
-        all.finish(device, in, state, statistics);
+        in_form(in.documents, [&]<class Form>(Form) {
+            BumpAllocator allocator(workspace);
+            BranchesForward<Device, X, typename Form::Rows> all(allocator, in, state.out, added_rows<Form>(in.T));
+            all.begin(device, branch(0, in.T), Form::rows(in.T, 0), in, state, statistics);   // branch 1 keeps every token
+            for (int n = 1; n < branches; n++) {
+                const auto rows = Form::rows(in.T, n);
+                all.add(device, Form::policy(*this, in.T, n), rows, branch_arguments(in, rows, state, statistics));
+            }
+            all.finish(device, in, state, statistics);
+        });
     }
-
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
-        if (in.documents) return backward_in_text(device, in, weights, state, dout, to, more, workspace);
-        const BackwardScratch<X, Device> memory(device, *this, workspace, in, DilatedRows(in.T, 1));
-        first_backward(device, in, weights, state, dout, to, more, memory);
-        for (int n = 1; n < branches; n++) {
-            const DilatedRows rows(in.T, n);
-            memory.branches.add(device, branch(n, in.T), rows, branch_arguments(in, rows, state), branch_gradients(dout, to),
-                                Write::add, memory.own);
-        }
+        in_form(in.documents, [&]<class Form>(Form) {
+            const BackwardScratch<X, Device, Form> memory{BumpAllocator(workspace), in, detach, kernel_bytes(device, in)};
+            LayerState<X> first = state;
+            if (detach) {
+                first.out = memory.own.out, first.lse = memory.own.lse;
+                attention_forward(device, branch(0, in.T), kernel_arguments(in, first, Statistics<X>{}));
+                first.lse = state.lse;
+            }
+            attention_layer_backward(device, branch(0, in.T), in, weights, first, dout, to, more, memory.branches.kernel_workspace());
+            for (int n = 1; n < branches; n++) {
+                const auto rows = Form::rows(in.T, n);
+                memory.branches.add(device, Form::policy(*this, in.T, n), rows, branch_arguments(in, rows, state),
+                                    kernel_gradients(dout, to), Write::add, memory.own);
+            }
+        });
     }
 
     template <class X>
@@ -223,41 +223,5 @@ struct longnet : Policy {
         dense_softmax(
             in, out, [&](int, int h, int i, int j, X a) { return a + std::log(X(times(h, i, j))); },
             [&](int h, int i, int j) { return times(h, i, j) > 0; });
-    }
-
-private:
-    /// Overwrites the gradients with branch 1's.
-    template <class Device, class X, class Scratch>
-    void first_backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                        const QkvGradients<X>& to, ScoreInputGradients<X>& more, const Scratch& memory) const {
-        LayerState<X> first = state;
-        if (detach) {
-            first.out = memory.own.out, first.lse = memory.own.lse;
-            attention_forward(device, branch(0, in.T), kernel_arguments(in, first, Statistics<X>{}));
-            first.lse = state.lse;
-        }
-        attention_layer_backward(device, branch(0, in.T), in, weights, first, dout, to, more, memory.branches.kernel_workspace());
-    }
-
-    // ---- the same with documents
-
-    template <class Device, class X>
-    void forward_in_text(Device device, const LayerInputs<X>& in, LayerState<X>& state, std::byte* workspace,
-                         const Statistics<X>& statistics) const {
-        const RowsInOrder rows{in.T};
-        auto all = ForwardScratch<X, Device, RowsInOrder>(workspace, state.out, in, all_tokens(in.T)).branches;
-        all.begin(device, branch(0, in.T), rows, in, state, statistics);
-        for (int n = 1; n < branches; n++) all.add(device, in_text(n), rows, branch_arguments(in, rows, state, statistics));
-        all.finish(device, in, state, statistics);
-    }
-    template <class Device, class X>
-    void backward_in_text(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                          const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
-        const RowsInOrder rows{in.T};
-        const BackwardScratch<X, Device, RowsInOrder> memory(device, *this, workspace, in, rows);
-        first_backward(device, in, weights, state, dout, to, more, memory);
-        for (int n = 1; n < branches; n++)
-            memory.branches.add(device, in_text(n), rows, branch_arguments(in, rows, state), branch_gradients(dout, to), Write::add,
-                                memory.own);
     }
 };

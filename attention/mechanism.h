@@ -211,6 +211,7 @@ struct KeptChunks {
 /// Facts of a mechanism, or of a policy of the kernel, at compile time. `traits` of a derived struct replaces all of its base's.
 struct Traits {
     bool own_passes = false;           // forward() and backward() call the kernel themselves
+    bool one_call = false;             // own passes with a single kernel call on the layer's q, k, v: decoding needs no code of its own
     bool reads_x = false;              // preprocess() reads the block's normed input, its backward adds to dx
     bool reads_qk_pre = false;         // preprocess() reads q and k before RoPE, its backward writes their gradient
     bool has_auxiliary_loss = false;   // a term of the objective, in ScoreInputs::auxiliary (load balance, distillation)
@@ -286,11 +287,8 @@ struct Policy {
     // A variant also has
     //     static constexpr const char* name = "...";
     //     template <class X> void naive(const LayerInputs<X>&, const X* weights, X* out) const;   // out (B, T, NH, HS)
-    // and with own passes, whose arguments are those of attention_layer_forward() and _backward() (attention/kernel/layer.h),
-    //     template <class Device, class X> void forward(Device, const LayerInputs<X>&, const X* weights, LayerState<X>&,
-    //                                                   std::byte* workspace, const Statistics<X>&) const;
-    //     template <class Device, class X> void backward(Device, const LayerInputs<X>&, const X* weights, const LayerState<X>&,
-    //         const X* dout, const QkvGradients<X>&, ScoreInputGradients<X>&, std::byte* workspace) const;
+    // and with own passes forward() and backward(), whose arguments are those of attention_layer_forward() and _backward()
+    // (attention/kernel/layer.h).
     // Optional for speed on a GPU: modifies_scores, specialise() (attention/kernel/features.cuh).
 
     /// Own passes: bytes that forward() keeps for backward(), and bytes of workspace while either runs.

@@ -16,6 +16,7 @@
 
 #include "attention/gates/token_linear.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/scores/each_element.cuh"
 
 /// The gates (NS + NR) of one token from its logits u (NS + NR + 2), and the gradients. W is float or double.
 struct MohGates {
@@ -61,14 +62,10 @@ struct MohGates {
         }
     };
 
-    /// Factors of the gates besides a and their weight.
+    /// Factor of the gates of n heads besides a and their weight.
     template <class W>
-    constexpr W shared_factor() const {
-        return printed ? W(1) : W(2 * shared);
-    }
-    template <class W>
-    constexpr W routed_factor() const {
-        return printed ? W(1) : W(2 * active);
+    constexpr W factor(int n) const {
+        return printed ? W(1) : W(2 * n);
     }
 
     template <class W>
@@ -77,10 +74,10 @@ struct MohGates {
         const Softmax<W> kinds(of_kinds, 2);
         const Routing<W> routing(*this, of_routed);
         for (int h = 0; h < shared; h++)
-            gates[h] = kinds.share(of_kinds[0]) * shared_factor<W>() * Softmax<W>(u, shared).share(u[h]);
+            gates[h] = kinds.share(of_kinds[0]) * factor<W>(shared) * Softmax<W>(u, shared).share(u[h]);
         for (int n = 0; n < routed; n++)
             gates[shared + n] =
-                chosen(of_routed, n) ? kinds.share(of_kinds[1]) * routed_factor<W>() * routing.weight(*this, of_routed[n]) : W(0);
+                chosen(of_routed, n) ? kinds.share(of_kinds[1]) * factor<W>(active) * routing.weight(*this, of_routed[n]) : W(0);
     }
 
     /// du (NS + NR + 2) from dgates; `shares` (NS + NR) has f_h, and `dloss` weighs the balance loss of one token. With factor F:
@@ -94,16 +91,16 @@ struct MohGates {
         const Routing<W> routing(*this, of_routed);
         const W a[2] = {kinds.share(of_kinds[0]), kinds.share(of_kinds[1])};
         W da[2] = {0, 0}, expected_share = 0;   // <f, p>
-        for (int h = 0; h < shared; h++) da[0] += shared_factor<W>() * Softmax<W>(u, shared).share(u[h]) * dgates[h];
+        for (int h = 0; h < shared; h++) da[0] += factor<W>(shared) * Softmax<W>(u, shared).share(u[h]) * dgates[h];
         for (int n = 0; n < routed; n++) {
-            if (chosen(of_routed, n)) da[1] += routed_factor<W>() * routing.weight(*this, of_routed[n]) * dgates[shared + n];
+            if (chosen(of_routed, n)) da[1] += factor<W>(active) * routing.weight(*this, of_routed[n]) * dgates[shared + n];
             expected_share += shares[shared + n] * routing.all.share(of_routed[n]);
         }
         for (int h = 0; h < shared; h++)
-            du[h] = Softmax<W>(u, shared).share(u[h]) * a[0] * (shared_factor<W>() * dgates[h] - da[0]);
+            du[h] = Softmax<W>(u, shared).share(u[h]) * a[0] * (factor<W>(shared) * dgates[h] - da[0]);
         for (int n = 0; n < routed; n++) {
             const bool on = chosen(of_routed, n);
-            const W own = on ? routed_factor<W>() * dgates[shared + n] : W(0);
+            const W own = on ? factor<W>(active) * dgates[shared + n] : W(0);
             const W through_gate = on || printed ? routing.weight(*this, of_routed[n]) * a[1] * (own - da[1]) : W(0);
             const W balanced = dloss * loss_factor<W>() * (shares[shared + n] - expected_share);
             du[shared + n] = through_gate + routing.all.share(of_routed[n]) * balanced;
@@ -131,14 +128,28 @@ struct MohUse {
     }
 };
 
-#ifdef WITH_GPU
-
-/// One thread per token.
+/// The gates of each token.
 template <class W>
-__global__ void moh_forward_kernel(W* gates, const W* u, const MohGates moh, int tokens) {
-    const int t = blockIdx.x * blockDim.x + threadIdx.x;
-    if (t < tokens) moh.forward(gates + size_t(t) * moh.heads(), u + size_t(t) * moh.numbers());
-}
+struct MohForward {
+    MohGates moh;
+    W* gates;
+    const W* u;
+    constexpr void operator()(unsigned t, int) const { moh.forward(gates + size_t(t) * moh.heads(), u + size_t(t) * moh.numbers()); }
+};
+template <class W>
+struct MohBackward {
+    MohGates moh;
+    W* du;
+    const W *dgates, *u, *shares;   // shares (B, NH)
+    int T;
+    W dloss;
+    constexpr void operator()(unsigned t, int) const {
+        const size_t heads = moh.heads(), numbers = moh.numbers();
+        moh.backward(du + t * numbers, dgates + t * heads, u + t * numbers, shares + t / T * heads, dloss);
+    }
+};
+
+#ifdef WITH_GPU
 
 /// One block per (head, sequence): writes f_h to shares (B, NH) and its term of the balance loss to losses (B, NH).
 template <class W>
@@ -154,27 +165,11 @@ __global__ void moh_use_kernel(W* shares, W* losses, const W* u, const MohGates 
     losses[b * moh.heads() + h] = moh.loss_factor<W>() * probability * chosen / W(T);
 }
 
-template <class W>
-__global__ void moh_backward_kernel(W* du, const W* dgates, const W* u, const W* shares, const MohGates moh, int T, int tokens,
-                                    W dloss) {
-    const int t = blockIdx.x * blockDim.x + threadIdx.x;
-    if (t >= tokens) return;
-    const size_t heads = moh.heads(), numbers = moh.numbers();
-    moh.backward(du + t * numbers, dgates + t * heads, u + t * numbers, shares + t / T * heads, dloss);
-}
-
 #endif
-
-/// The kernel's policy: causal attention with an output gate.
-struct MohHeads : Policy {
-    explicit MohHeads(const Policy& p) : Policy(p) {}
-    static constexpr Traits traits{.gates_output = true};
-};
 
 struct moh : Policy {
     static constexpr const char* name = "moh";
-    static constexpr Traits traits{.own_passes = true,   // only to keep the router's results; the kernel is called once
-                                   .reads_x = true, .has_auxiliary_loss = true, .gates_output = true, .tokens_choose = true};
+    static constexpr Traits traits{.reads_x = true, .has_auxiliary_loss = true, .gates_output = true, .tokens_choose = true};
     int NH, C;
     MohGates gates;
     Slot router;   // w_s (NS, C), w_r (NR, C) and w_h (2, C), contiguous
@@ -208,59 +203,23 @@ struct moh : Policy {
         list.add(prefix + "moh.w_h", {2, C}, normal(0.02), Decay::yes);
     }
 
+    // ---- the router, and the gates
 
-    // ---- the layer: router, gates, one call of the kernel
-
-    template <class X>
-    struct Kept {
-        BumpAllocator allocator;
-        Wide<X>* u;        // (B, T, NH + 2)
-        Wide<X>* shares;   // (B, NH) f
-        Kept(std::byte* block, const LayerShape& s)
-            : allocator(block),
-              u(allocator.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))),
-              shares(allocator.take<Wide<X>>(size_t(s.B) * s.NH)) {}
-    };
-    template <class X>
-    struct BackwardScratch {
-        BumpAllocator allocator;
-        Wide<X>* du;   // (B, T, NH + 2)
-        std::byte* kernel;
-        BackwardScratch(std::byte* block, const LayerShape& s, size_t kernel_bytes)
-            : allocator(block), du(allocator.take<Wide<X>>(size_t(s.B) * s.T * (s.NH + 2))),
-              kernel(allocator.take<std::byte>(kernel_bytes)) {}
-    };
-
-    template <class X>
-    size_t kept_bytes(const LayerShape& s) const {
-        return Kept<X>(nullptr, s).allocator.bytes();
-    }
-    template <class X, class Device>
-    size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return BackwardScratch<X>(nullptr, s, attention_workspace(device, causal(), s.B, s.T, s.T, s.NH)).allocator.bytes();
-    }
+    /// u (B, T, NH + 2), then f (B, NH), which uses NH numbers per sequence; features are counted per token.
+    constexpr Features features() const { return {.token = 2 * NH + 2}; }
 
     template <class Device, class X>
-    void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* /*workspace*/,
-                 const Statistics<X>& statistics) const {
-        const Kept<X> kept(state.kept, in);
-        token_linear_forward(device, kept.u, router_of(in, weights));
-        open_gates(device, state.score_inputs, kept.shares, kept.u, in.B, in.T);
-        attention_forward(device, causal(), kernel_arguments(in, state, statistics));
+    void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& to) const {
+        token_linear_forward(device, to.token, router_of(in, weights));
+        each_element(device, size_t(in.B) * in.T, 1, MohForward<Wide<X>>{gates, to.gate, to.token});
+        measure_use(device, shares_in(to.token, in), to.auxiliary, to.token, in.B, in.T);
     }
-
     template <class Device, class X>
-    void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
-                  const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
-        const Kept<X> kept(state.kept, in);
-        const BackwardScratch<X> scratch(workspace, in, attention_workspace(device, causal(), in.B, in.T, in.T, in.NH));
-        AttentionBackward<X> g{};
-        g.dout = dout;
-        g.dq = to.q, g.dk = to.k, g.dv = to.v, g.dgate = more.of.gate;
-        g.workspace = scratch.kernel;
-        attention_backward(device, causal(), kernel_arguments(in, state, Statistics<X>{}), g);
-        gates_backward(device, scratch.du, more.of.gate, kept.u, kept.shares, in.B, in.T, more.dloss);
-        token_linear_backward(device, more.dx, more.dweights + router.offset, static_cast<Wide<X>*>(nullptr), scratch.du,
+    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>& from,
+                             ScoreInputGradients<X>& g) const {
+        each_element(device, size_t(in.B) * in.T, 1,
+                     MohBackward<Wide<X>>{gates, g.of.token, g.of.gate, from.token, shares_in(from.token, in), in.T, g.dloss});
+        token_linear_backward(device, g.dx, g.dweights + router.offset, static_cast<Wide<X>*>(nullptr), g.of.token,
                               router_of(in, weights));
     }
 
@@ -268,8 +227,7 @@ struct moh : Policy {
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
-        dense_softmax(
-            in, out, [](int, int, int, int, X a) { return a; }, [](int, int i, int j) { return j <= i; });
+        dense_softmax(in, out, [](int, int i, int j) { return j <= i; });
         const int NS = gates.shared, NR = gates.routed, K = gates.active;
         auto softmax = [&](const X* x, int first, int n) {
             std::vector<X> p(n);
@@ -294,42 +252,29 @@ struct moh : Policy {
     }
 
 private:
-    MohHeads causal() const { return MohHeads(*this); }
+    template <class W>
+    W* shares_in(W* token, const LayerShape& s) const {
+        return token + size_t(s.B) * s.T * (NH + 2);
+    }
 
     template <class X>
     TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
         return {in.x, weights + router.offset, nullptr, in.B * in.T, C, NH + 2};
     }
 
-    /// Fills score_inputs.gate (B, T, NH), the terms of the balance loss, and shares (B, NH).
+    /// Fills shares and losses (B, NH), the terms of the balance loss.
     template <class X>
-    void open_gates(CPU, const ScoreInputs<X>& score_inputs, X* shares, const X* u, int B, int T) const {
-        for (size_t t = 0; t < size_t(B) * T; t++) gates.forward(score_inputs.gate + t * NH, u + t * (NH + 2));
-        for (int b = 0; b < B; b++)
-            for (int h = 0; h < NH; h++) {
-                MohUse<X> use;
-                use.add(gates, u + size_t(b) * T * (NH + 2), h, T, 0, 1);
-                shares[b * NH + h] = use.chosen / X(T);
-                score_inputs.auxiliary[b * NH + h] = gates.loss_factor<X>() * use.probability * use.chosen / X(T);
-            }
+    void measure_use(CPU, X* shares, X* losses, const X* u, int B, int T) const {
+        for (int n = 0; n < B * NH; n++) {
+            MohUse<X> use;
+            use.add(gates, u + size_t(n / NH) * T * (NH + 2), n % NH, T, 0, 1);
+            shares[n] = use.chosen / X(T);
+            losses[n] = gates.loss_factor<X>() * use.probability * use.chosen / X(T);
+        }
     }
-    template <class X>
-    void gates_backward(CPU, X* du, const X* dgates, const X* u, const X* shares, int B, int T, X dloss) const {
-#pragma omp parallel for
-        for (size_t t = 0; t < size_t(B) * T; t++)
-            gates.backward(du + t * (NH + 2), dgates + t * NH, u + t * (NH + 2), shares + t / T * NH, dloss);
-    }
-
 #ifdef WITH_GPU
-    template <class X>
-    void open_gates(GPU device, const ScoreInputs<X>& score_inputs, float* shares, const float* u, int B, int T) const {
-        launch(device, moh_forward_kernel<float>, blocks_for(size_t(B) * T, 128), 128, 0, score_inputs.gate, u, gates, B * T);
-        launch(device, moh_use_kernel<float>, Grid(NH, B), 256, 8 * sizeof(float), shares, score_inputs.auxiliary, u, gates, T);
-    }
-    void gates_backward(GPU device, float* du, const float* dgates, const float* u, const float* shares, int B, int T,
-                        float dloss) const {
-        launch(device, moh_backward_kernel<float>, blocks_for(size_t(B) * T, 128), 128, 0, du, dgates, u, shares, gates, T, B * T,
-               dloss);
+    void measure_use(GPU device, float* shares, float* losses, const float* u, int B, int T) const {
+        launch(device, moh_use_kernel<float>, Grid(NH, B), 256, 8 * sizeof(float), shares, losses, u, gates, T);
     }
 #endif
 };

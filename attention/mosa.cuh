@@ -75,41 +75,45 @@ struct mosa : Policy {
     template <class X>
     struct Kept {
         BumpAllocator allocator;
-        int *tokens, *rows;   // (B, NH, T) the token of each row and the row of each token, or -1
-        Kept(std::byte* block, const LayerShape& s)
-            : allocator(block), tokens(allocator.take<int>(size_t(s.B) * s.NH * s.T)),
-              rows(allocator.take<int>(size_t(s.B) * s.NH * s.T)) {}
-        ListedRows listed(const LayerShape& s) const { return {s.T, s.T, s.NH, tokens, rows}; }
+        LayerShape s;
+        int* tokens = allocator.take<int>(size_t(s.B) * s.NH * s.T);   // (B, NH, T) the token of each row
+        int* rows = allocator.take<int>(size_t(s.B) * s.NH * s.T);     // (B, NH, T) the row of each token, or -1
+        ListedRows listed() const { return {s.T, s.T, s.NH, tokens, rows}; }
     };
     template <class X, class Device>
     struct ForwardScratch {
         BumpAllocator allocator;
-        Wide<X>* u;   // (B, T, NH - dense_heads)
-        BranchesForward<Device, X, ListedRows> branches;
-        ForwardScratch(std::byte* block, X* out, const LayerShape& s, const ListedRows& chosen)
-            : allocator(block), u(allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH)), branches(allocator, s, out, {chosen}) {}
+        LayerShape s;
+        ListedRows chosen;
+        X* out;
+        Wide<X>* u = allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH);   // (B, T, NH - dense_heads)
+        BranchesForward<Device, X, ListedRows> branches{allocator, s, out, {chosen}};
     };
     template <class X, class Device>
     struct BackwardScratch {
         BumpAllocator allocator;
-        X* dout;       // (B, T, NH, HS) before the gate
-        Wide<X>* du;   // (B, T, NH - dense_heads)
-        BranchesBackward<Device, X, ListedRows> branches;
-        BackwardScratch(std::byte* block, const LayerShape& s, const ListedRows& chosen, size_t kernel_bytes)
-            : allocator(block), dout(allocator.take<X>(size_t(s.B) * s.T * s.NH * s.HS)),
-              du(allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH)),
-              branches(allocator, s, chosen, kernel_bytes) {}
+        LayerShape s;
+        ListedRows chosen;
+        size_t kernel_bytes;
+        X* dout = allocator.take<X>(size_t(s.B) * s.T * s.NH * s.HS);      // (B, T, NH, HS) before the gate
+        Wide<X>* du = allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH);   // (B, T, NH - dense_heads)
+        BranchesBackward<Device, X, ListedRows> branches{allocator, s, chosen, kernel_bytes};
     };
-
+    template <class Device>
+    size_t kernel_bytes(Device device, const LayerShape& s) const {
+        return attention_workspace(device, static_cast<const Policy&>(*this), s.B, s.T, s.T, s.NH);
+    }
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
-        return Kept<X>(nullptr, s).allocator.bytes();
+        return Kept<X>{BumpAllocator(nullptr), s}.allocator.bytes();
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        const ListedRows chosen = Kept<X>(nullptr, s).listed(s);
-        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s, chosen).allocator.bytes(),
-                        BackwardScratch<X, Device>(nullptr, s, chosen, kernel_bytes(device, s)).allocator.bytes());
+        const BumpAllocator none(nullptr);
+        const ListedRows chosen = Kept<X>{none, s}.listed();
+        const ForwardScratch<X, Device> forward{none, s, chosen, nullptr};
+        const BackwardScratch<X, Device> backward{none, s, chosen, kernel_bytes(device, s)};
+        return std::max(forward.allocator.bytes(), backward.allocator.bytes());
     }
 
     // ---- the layer
@@ -126,9 +130,9 @@ struct mosa : Policy {
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        const Kept<X> kept(state.kept, in);
-        const ListedRows rows = kept.listed(in);
-        ForwardScratch<X, Device> scratch(workspace, state.out, in, rows);
+        const Kept<X> kept{BumpAllocator(state.kept), in};
+        const ListedRows rows = kept.listed();
+        ForwardScratch<X, Device> scratch{BumpAllocator(workspace), in, rows, state.out};
         if (sparse_heads()) token_linear_forward(device, scratch.u, router_of(in, weights));
         choose_tokens(device, state.score_inputs.gate, kept.tokens, kept.rows, scratch.u, weights + tau.offset,
                       choice(in, in.documents));
@@ -142,14 +146,14 @@ struct mosa : Policy {
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
-        const Kept<X> kept(state.kept, in);
-        const ListedRows rows = kept.listed(in);
-        BackwardScratch<X, Device> scratch(workspace, in, rows, kernel_bytes(device, in));
+        const Kept<X> kept{BumpAllocator(state.kept), in};
+        const ListedRows rows = kept.listed();
+        BackwardScratch<X, Device> scratch{BumpAllocator(workspace), in, rows, kernel_bytes(device, in)};
         gate_rows_backward(device, scratch.dout, more.of.gate, dout, state.out, state.score_inputs.gate, size_t(in.B) * in.T * NH,
                            in.HS);
         scratch.branches.add(device, static_cast<const Policy&>(*this), rows,
                              branch_arguments(in, rows, state, Statistics<X>{}, kept.tokens),
-                             branch_gradients(static_cast<const X*>(scratch.dout), to), Write::overwrite);
+                             kernel_gradients<X>(scratch.dout, to), Write::overwrite);
         if (!sparse_heads()) return;
         router_backward(device, scratch.du, more.of.gate, state.score_inputs.gate, choice(in));
         token_linear_backward(device, more.dx, more.dweights + w_r.offset, static_cast<Wide<X>*>(nullptr), scratch.du,
@@ -189,11 +193,5 @@ struct mosa : Policy {
                 for (int h = 0; h < NH; h++)
                     for (int d = 0; d < in.HS; d++)
                         out[(in.token(b, t) * NH + h) * in.HS + d] *= r[(size_t(b) * NH + h) * in.T + t];
-    }
-
-private:
-    template <class Device>
-    size_t kernel_bytes(Device device, const LayerShape& s) const {
-        return attention_workspace(device, static_cast<const Policy&>(*this), s.B, s.T, s.T, s.NH);
     }
 };

@@ -26,10 +26,56 @@
 #include <algorithm>
 #include <climits>
 
+#include "attention/gates/gated_sum.cuh"
 #include "attention/kernel/layer.h"
 #include "attention/nsa/naive_nsa.h"
-#include "attention/nsa/nsa_memory.cuh"
+#include "attention/nsa/selection.cuh"
 #include "attention/scores/rotate_heads.cuh"
+
+enum { CMP, SLC, WIN };   // the branches
+
+/// Kept for the backward pass.
+template <class X>
+struct NsaKept {
+    BumpAllocator allocator;
+    LayerShape s;
+    bool shared;
+    size_t compressed, choices, tokens = size_t(s.B) * s.T, heads = tokens * s.NH;
+    /// (B, T, 4, NKV, HS) k and v of cmp, k (rotated) and v of slc; null where the model's are shared
+    X* projected = shared ? nullptr : allocator.take<X>(tokens * 4 * s.NKV * s.HS);
+    X *k_hidden = allocator.take<X>(compressed), *v_hidden = allocator.take<X>(compressed);   // (B, R, NKV, HS) inside phi
+    X *k = allocator.take<X>(compressed), *v = allocator.take<X>(compressed);                 // (B, R, NKV, HS) compressed
+    GatedBranches<X> branches{allocator, heads, s.HS};
+    /// (B, NH, T); slc's is the layer's own
+    Wide<X>* lse[BRANCHES] = {allocator.take<Wide<X>>(heads), nullptr, allocator.take<Wide<X>>(heads)};
+    int* choice = allocator.take<int>(choices);   // slc's (Selection::choice)
+};
+
+/// Scratch memory of either pass.
+template <class X, class Device>
+struct NsaWork {
+    using W = Wide<X>;
+    BumpAllocator allocator;
+    Device device;
+    LayerShape s;
+    CompressShape blocks;
+    const Selection& selection;
+    const Policy& policy;
+    size_t score_numbers, attention_bytes;
+    size_t tokens = size_t(s.B) * s.T, heads = tokens * s.NH, keys = tokens * s.NKV * s.HS, compressed = blocks.keys() * s.HS;
+    CompressWork<X> compress{allocator, blocks};
+    X* logits = allocator.take<X>(BRANCHES * heads);                 // (B, T, 3, NH) of the gates; backward: their gradient
+    W* scores = allocator.take<W>(score_numbers);                    // scores of blocks during the choice
+    X* dprojected = allocator.take<X>(4 * keys);                     // (B, T, 4, NKV, HS)
+    W *dq = allocator.take<W>(heads * s.HS), *dk = allocator.take<W>(keys);   // (B, T, NH, HS), (B, T, NKV, HS): slc's contribution
+    X* dv = allocator.take<X>(keys);                                 // (B, T, NKV, HS)
+    W* dk_compressed = allocator.take<W>(compressed);                // (B, R, NKV, HS)
+    X *dk_narrow = allocator.take<X>(compressed), *dv_compressed = allocator.take<X>(compressed);
+    W* dgate[BRANCHES] = {allocator.take<W>(heads), allocator.take<W>(heads), allocator.take<W>(heads)};   // (B, T, NH)
+    SelectedAttention<Device, X> selected{device, allocator, s, selection, policy};
+    std::byte* attention = allocator.take<std::byte>(attention_bytes);
+    int* positions = allocator.take<int>(size_t(s.B) * s.NH * blocks.grid.rows(s.T));   // (B, NH, R) of packed documents' compressed keys
+};
 
 /// The mask of cmp and win.
 struct NsaBranch : CompressedMask {
@@ -127,16 +173,16 @@ struct nsa : Policy {
     CompressShape blocks(const LayerShape& s, const Documents& documents = {}) const { return {s.B, s.T, NKV, HS, HS, grid, documents}; }
 
     template <class X>
-    size_t kept_bytes(const LayerShape& s) const {
-        return NsaKept<X>(nullptr, s, grid, shared, selection).bytes;
+    NsaKept<X> kept_in(const LayerState<X>& state, const LayerShape& s) const {
+        return {BumpAllocator(state.kept), s, shared, size_t(s.B) * grid.rows(s.T) * kv(), selection.choice(s).size()};
     }
     template <class X>
-    NsaKept<X> kept_in(const LayerState<X>& state, const LayerShape& s) const {
-        return {state.kept, s, grid, shared, selection};
+    size_t kept_bytes(const LayerShape& s) const {
+        return kept_in(LayerState<X>{}, s).allocator.bytes();
     }
     template <class X, class Device>
     NsaWork<X, Device> work_in(Device device, std::byte* memory, const LayerShape& s) const {
-        return {device, memory, s, blocks(s), selection, *this, importance_scratch(device, selection.choice(s), s.T),
+        return {BumpAllocator(memory), device, s, blocks(s), selection, *this, importance_scratch(device, selection.choice(s), s.T),
                 attention_workspace(device, branch(WIN), s.B, s.T, s.T, NH)};
     }
     template <class X, class Device>
@@ -198,9 +244,8 @@ struct nsa : Policy {
         auto branch_backward = [&](int which, Heads<Wide<X>> dq, Heads<Wide<X>> dk, Heads<X> dv) {
             AttentionForward<X> a = arguments(which, in, kept, state, {}, work.positions);
             a.gate = kept.branches.gate[which];
-            AttentionBackward<X> g{};
-            g.dout = dout, g.dq = dq, g.dk = dk, g.dv = dv;
-            g.dgate = work.dgate[which], g.workspace = work.attention;
+            AttentionBackward<X> g = kernel_gradients(dout, {dq, dk, dv}, work.attention);
+            g.dgate = work.dgate[which];
             if (which == SLC) work.selected.backward(device, a, g, kept.choice);
             else attention_backward(device, branch(which, in.documents), a, g);
         };

@@ -107,54 +107,45 @@ struct routing : Policy {
     template <class X>
     struct Kept {
         BumpAllocator allocator;
-        ClusterRows sorted;
-        RepeatedRows rows;   // the same tokens
-        BranchResults<X> results;
-        Kept(std::byte* block, const LayerShape& s, const ClusterShape& c)
-            : allocator(block), sorted{take(c.rows_of(c.B, 0)), take(c.rows_of(c.B, 0)), take(c.rows_of(c.B, 0)), take(c.ends_of(c.B, 0))},
-              rows{c.rows(), c.T, c.NH, sorted.tokens, take(c.rows_of(c.B, 0)), take(c.list(c.B, 0))}, results(allocator, s, c.rows()) {}
-
-    private:
+        LayerShape s;
+        ClusterShape c;
+        ClusterRows sorted{take(c.rows_of(c.B, 0)), take(c.rows_of(c.B, 0)), take(c.rows_of(c.B, 0)), take(c.ends_of(c.B, 0))};
+        RepeatedRows rows{c.rows(), c.T, c.NH, sorted.tokens, take(c.rows_of(c.B, 0)), take(c.list(c.B, 0))};   // the same tokens
+        BranchResults<X> results{allocator, s, c.rows()};
         int* take(size_t count) { return allocator.take<int>(count); }
     };
     template <class X>
     struct ForwardScratch {
         BumpAllocator allocator;
-        BranchInputs<X> inputs;
-        int* nearest = nullptr;       // (B, NH, T), where tokens choose
-        Wide<X>* cosines = nullptr;   // (B, NH - local, K, T), where centroids do
-        ForwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c)
-            : allocator(block), inputs(allocator, s, c.rows(), s.NH) {
-            if (c.size) cosines = allocator.take<Wide<X>>(size_t(s.B) * (s.NH - c.local) * c.clusters * s.T);
-            else nearest = allocator.take<int>(size_t(s.B) * s.NH * s.T);
-        }
+        LayerShape s;
+        ClusterShape c;
+        BranchInputs<X> inputs{allocator, s, c.rows(), s.NH};
+        int* nearest = c.size ? nullptr : allocator.take<int>(size_t(s.B) * s.NH * s.T);   // (B, NH, T), where tokens choose
+        Wide<X>* cosines = c.size ? allocator.take<Wide<X>>(c.cosines(s.B, c.local, 0)) : nullptr;   // (B, NH - local, K, T)
     };
     template <class X>
     struct BackwardScratch {
         BumpAllocator allocator;
-        BranchInputs<X> inputs;
-        X *dout, *dv;         // (B, R, NH, HS) of the rows
-        Wide<X>*dq, *dk;      // (B, R, NH, HS)
-        Wide<X>* dn;          // (B, T, NH, HS)
-        std::byte* kernel;
-        BackwardScratch(std::byte* block, const LayerShape& s, const ClusterShape& c, size_t kernel_bytes)
-            : allocator(block), inputs(allocator, s, c.rows(), s.NH) {
-            const size_t of_rows = size_t(s.B) * c.rows() * s.NH * s.HS;
-            dout = allocator.take<X>(of_rows), dv = allocator.take<X>(of_rows);
-            dq = allocator.take<Wide<X>>(of_rows), dk = allocator.take<Wide<X>>(of_rows);
-            dn = allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH * s.HS);
-            kernel = allocator.take<std::byte>(kernel_bytes);
-        }
+        LayerShape s;
+        ClusterShape c;
+        size_t kernel_bytes, of_rows = size_t(s.B) * c.rows() * s.NH * s.HS;
+        BranchInputs<X> inputs{allocator, s, c.rows(), s.NH};
+        X *dout = allocator.take<X>(of_rows), *dv = allocator.take<X>(of_rows);                        // (B, R, NH, HS)
+        Wide<X>*dq = allocator.take<Wide<X>>(of_rows), *dk = allocator.take<Wide<X>>(of_rows);         // the same
+        Wide<X>* dn = allocator.take<Wide<X>>(size_t(s.B) * s.T * s.NH * s.HS);                        // (B, T, NH, HS)
+        std::byte* kernel = allocator.take<std::byte>(kernel_bytes);
     };
 
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
-        return Kept<X>(nullptr, s, shape(s)).allocator.bytes();
+        return Kept<X>{BumpAllocator(nullptr), s, shape(s)}.allocator.bytes();
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X>(nullptr, s, shape(s)).allocator.bytes(),
-                        BackwardScratch<X>(nullptr, s, shape(s), kernel_bytes(device, s)).allocator.bytes());
+        const BumpAllocator none(nullptr);
+        const ForwardScratch<X> forward{none, s, shape(s)};
+        const BackwardScratch<X> backward{none, s, shape(s), kernel_bytes(device, s)};
+        return std::max(forward.allocator.bytes(), backward.allocator.bytes());
     }
 
     // ---- the layer
@@ -163,8 +154,8 @@ struct routing : Policy {
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         const ClusterShape s = shape(in);
-        const Kept<X> kept(state.kept, in, s);
-        const ForwardScratch<X> scratch(workspace, in, s);
+        const Kept<X> kept{BumpAllocator(state.kept), in, s};
+        const ForwardScratch<X> scratch{BumpAllocator(workspace), in, s};
         form_clusters(device, kept, scratch, in, weights, s);
         AttentionForward<X> a = sorted_inputs(device, scratch.inputs, kept, in);
         a.statistics = kept.results.statistics_for(statistics);
@@ -177,17 +168,14 @@ struct routing : Policy {
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         using W = Wide<X>;
         const ClusterShape s = shape(in);
-        const Kept<X> kept(state.kept, in, s);
-        const BackwardScratch<X> scratch(workspace, in, s, kernel_bytes(device, in));
+        const Kept<X> kept{BumpAllocator(state.kept), in, s};
+        const BackwardScratch<X> scratch{BumpAllocator(workspace), in, s, kernel_bytes(device, in)};
         const RowShape queries{in.B, in.T, in.NH, in.NH, in.HS}, keys{in.B, in.T, in.NH, in.NKV, in.HS};
         const size_t row = size_t(NH) * HS;
         const AttentionForward<X> a = sorted_inputs(device, scratch.inputs, kept, in);
-        share_gradient(device, scratch.dout, dout, kept.rows, queries);
-        AttentionBackward<X> g{};
-        g.dout = scratch.dout;
-        g.dq = {scratch.dq, row}, g.dk = {scratch.dk, row}, g.dv = {scratch.dv, row};
-        g.workspace = scratch.kernel;
-        attention_backward(device, ClusterPolicy(local, left, a.T), a, g);
+        share_gradient(device, scratch.dout, dout, kept.rows, queries, balanced);
+        const QkvGradients<X> sorted{{scratch.dq, row}, {scratch.dk, row}, {scratch.dv, row}};
+        attention_backward(device, ClusterPolicy(local, left, a.T), a, kernel_gradients<X>(scratch.dout, sorted, scratch.kernel));
 
         const RepeatedRows& all = kept.rows;
         const RowsOfHeads of_local{all.count, all, 0, local}, of_routed{all.count, all, local, NH};

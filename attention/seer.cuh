@@ -22,19 +22,12 @@
 // it were alone in the row. Forms that look ahead do not keep documents apart.
 #pragma once
 #include "attention/blocks/block_sparse.cuh"
-#include "attention/blocks/naive_blocks.h"
 
 struct seer : BlockSparse {
     static constexpr const char* name = "seer";
 
-    seer(const Config& config, int layer) : BlockSparse(config, layer) {
-        auto value = [&](const char* key) { return config.setting(std::string("seer_") + key); };
-        block = int(value("block"));
-        query = GateQuery(int(value("query")));
+    seer(const Config& config, int layer) : BlockSparse(config, layer, name) {
         mask = BlockMask::hard;
-        choice.top = int(value("top_k")), choice.threshold = threshold(value("threshold")), choice.leading = int(value("sink"));
-        gate_training = GateTraining(int(value("distil")));
-        distil_weight = float(value("distil_weight")), distil_skip = float(value("distil_skip"));
         if (query == GateQuery::oracle && gate_training != GateTraining::off)
             fail(Exit::usage, "--seer-query 3 (seer_query) replaces the gate, so that there is nothing to train; give --seer-distil 0 ",
                  "(seer_distil)");
@@ -59,24 +52,5 @@ struct seer : BlockSparse {
         };
     }
 
-    void declare(TensorList& list, const std::string& prefix) {
-        wq = list.add(prefix + "seer.w_gq", {NH, HS, HS}, normal(0.02), Decay::yes);
-        wk = list.add(prefix + "seer.w_gk", {NKV, HS, 3 * HS}, normal(0.02), Decay::yes);
-    }
-
-    template <class X>
-    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
-        const int N = (in.T + block - 1) / block;
-        std::vector<X> scores;
-        if (gate_training != GateTraining::gate_only)
-            scores = query == GateQuery::oracle ? naive_dense_map(in, block)
-                                                : naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
-        auto modify = [&](int b, int h, int i, int j, X a) {
-            const int r = i / block, c = j / block;
-            if (gate_training == GateTraining::gate_only || c == r) return a;
-            const X* row = &scores[((size_t(b) * NH + h) * N + r) * N];
-            return naive_choice(row, r, choice.leading > 0, choice.top, choice.threshold)[c] ? a : -X(INFINITY);
-        };
-        dense_softmax(in, out, modify, [](int, int i, int j) { return j <= i; });
-    }
+    void declare(TensorList& list, const std::string& prefix) { BlockSparse::declare(list, prefix + name); }
 };

@@ -28,7 +28,6 @@
 #include "attention/blocks/naive_blocks.h"
 #include "attention/blocks/token_blocks.cuh"
 #include "attention/blocks/token_gate.cuh"
-#include "attention/masks/gate_training.h"
 
 struct seer_r : Policy {
     static constexpr const char* name = "seer_r";
@@ -117,21 +116,18 @@ struct seer_r : Policy {
         TokenBlocks<Device, X> blocks;
         TokenGate<W> gate;
         BlocksOfDocuments<Device, X> of_documents;   // empty without distillation, like all below
+        DenseTeacher<Device, X> teacher;
         BlockLists lists;
-        W *tile_max, *dscores, *divergences, *dkeys;   // (B, NH, T, tiles), (B, NKV, T, N), (B, NKV, T), (B, NKV, N, HS)
-        X* out;                                        // (B, T, NH, HS) of the dense call, where it is not the layer's
-        W* lse;                                        // (B, NH, T)
+        W *dscores, *dkeys;   // (B, NKV, T, N), (B, NKV, N, HS)
 
         Scratch(Device device, const seer_r& p, std::byte* memory, const LayerShape& s, const Documents& documents = {})
             : allocator(memory), blocks(device, allocator, s, p.block_choice(s), p), gate(allocator, p.gate_shape(s, documents)),
-              of_documents(device, allocator, {p.distils() ? s.B : 0, s.T, s.C, s.NH, s.NKV, s.HS}, p) {
-            const size_t d = p.distils(), second = d && !p.is_dense(), N = gate.s.blocks(), tiles = tiles_of(s.T);
-            const size_t heads = size_t(s.B) * s.NH, rows = heads * s.T;
-            lists = {allocator.take<int>(d * heads * N), allocator.take<int>(d * heads * N * N),
-                     allocator.take<int>(d * heads * tiles), allocator.take<int>(d * heads * tiles * tiles)};
-            tile_max = allocator.take<W>(d * rows * tiles), dscores = allocator.take<W>(d * gate.rows() * N);
-            divergences = allocator.take<W>(d * gate.rows()), dkeys = allocator.take<W>(d * s.B * s.NKV * N * s.HS);
-            out = allocator.take<X>(second * rows * s.HS), lse = allocator.take<W>(second * rows);
+              of_documents(device, allocator, {p.distils() ? s.B : 0, s.T, s.C, s.NH, s.NKV, s.HS}, p),
+              teacher(allocator, s, p.distils(), p.is_dense()) {
+            const size_t d = p.distils(), N = gate.s.blocks(), tiles = tiles_of(s.T), heads = d * s.B * s.NH;
+            lists = {allocator.take<int>(heads * N), allocator.take<int>(heads * N * N),
+                     allocator.take<int>(heads * tiles), allocator.take<int>(heads * tiles * tiles)};
+            dscores = allocator.take<W>(d * gate.rows() * N), dkeys = allocator.take<W>(d * s.B * s.NKV * N * s.HS);
         }
     };
     template <class X, class Device>
@@ -149,17 +145,15 @@ struct seer_r : Policy {
         const Scratch<X, Device> scratch(device, *this, workspace, in, in.documents);
         const BlockChoice choice = block_choice(in);
         token_gate_scores(device, scratch.gate, in, weights + wq.offset, weights + wk.offset);
-        if (choice.slots > 0) choose_by_gate(device, kept.choice, scratch.gate, choice, threshold);
+        if (choice.slots > 0) choose_by_gate(device, kept.choice, scratch.gate, choice, {.top = choice.slots, .threshold = threshold});
         W* const auxiliary = state.score_inputs.auxiliary;
         if (is_dense() || (distils() && auxiliary)) {
-            AttentionForward<X> dense = kernel_arguments(in, state, is_dense() ? statistics : Statistics<X>{});
-            if (!is_dense()) dense.out = scratch.out, dense.lse = scratch.lse;
-            const TokenTeacher<W> teacher{dense_map_of_call(device, everything(), dense, scratch.tile_max, scratch.lists,
-                                                            scratch.gate.scores, scratch.gate.s, scratch.of_documents),
-                                          scratch.gate.s, lambda};
+            const GateShape& s = scratch.gate.s;
+            const DenseMap<W> map = scratch.teacher.map(device, everything(), in, state, statistics, s, scratch.lists,
+                                                        scratch.of_documents);
             if (auxiliary) {
-                distil(device, scratch.dscores, scratch.divergences, scratch.gate.scores, teacher);
-                sum_divergences(device, auxiliary, scratch.divergences, in.B * NH, in.T, NH / NKV);
+                distil(device, scratch.dscores, scratch.teacher.divergences, scratch.gate.scores, TokenTeacher<W>{map, s, lambda});
+                sum_divergences(device, auxiliary, scratch.teacher.divergences, in.B * NH, in.T, NH / NKV);
                 token_gate_backward(device, kept.dwq, kept.dwk, scratch.dkeys, scratch.dscores, scratch.gate, in);
             }
         } else if (auxiliary) {
@@ -174,7 +168,7 @@ struct seer_r : Policy {
         using W = Wide<X>;
         const Kept<W> kept(*this, state.kept, in);
         const Scratch<X, Device> scratch(device, *this, workspace, in, in.documents);
-        scratch.blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), branch_gradients(dout, to),
+        scratch.blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), kernel_gradients(dout, to),
                                 kept.choice);
         clear_heads(device, Heads<W>{more.dq_pre, in.qk_row}, in.B * in.T, NH, HS);
         clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, NKV, HS);
@@ -191,19 +185,12 @@ struct seer_r : Policy {
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
         const int N = (in.T + block - 1) / block;
         const std::vector<X> scores = naive_token_scores(in, weights + wq.offset, weights + wk.offset, block);
-        for (int b = 0; b < in.B; b++) {
-            std::vector<char> sees(size_t(NKV) * in.T * N);
-            for (int kv = 0; kv < NKV; kv++)
-                for (int t = 0; t < in.T; t++) {
-                    const X* const row = &scores[((size_t(b) * NKV + kv) * in.T + t) * N];
-                    const std::vector<bool> best = naive_choice(row, t / block, false, top, -1);
-                    const std::vector<bool> large = naive_choice(row, t / block, false, top, std::max(threshold, 0.0f));
-                    for (int c = 0; c <= t / block; c++)
-                        sees[(size_t(kv) * in.T + t) * N + c] = is_dense() || c == t / block || (best[c] && large[c]);
-                }
-            dense_softmax_of_sequence(
-                in, b, out, [](int, int, int, int, X a) { return a; },
-                [&](int h, int i, int j) { return j <= i && sees[(size_t(h / (NH / NKV)) * in.T + i) * N + j / block]; });
-        }
+        dense_softmax_of_blocks(in, out, block, NKV, [&](int b, int kv, int t) {
+            const X* const row = &scores[((size_t(b) * NKV + kv) * in.T + t) * N];
+            std::vector<bool> seen = naive_choice(row, {.top = is_dense() ? N : top}, t / block);
+            const std::vector<bool> large = naive_choice(row, {.threshold = threshold}, t / block);
+            for (int c = 0; c < t / block && threshold >= 0 && !is_dense(); c++) seen[c] = seen[c] && large[c];
+            return seen;
+        });
     }
 };

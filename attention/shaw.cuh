@@ -10,9 +10,7 @@
 #pragma once
 #include "attention/kernel/layer.h"
 #include "attention/scores/each_element.cuh"
-#ifdef WITH_GPU
 #include "attention/scores/pair_features.cuh"
-#endif
 
 struct shaw : Policy {
     static constexpr const char* name = "shaw";
@@ -56,47 +54,17 @@ struct shaw : Policy {
 
     // ---- F = q a^T / sqrt(HS); backward dq = dF a / sqrt(HS), da = dF^T q / sqrt(HS)
 
-    template <class X>
-    void preprocess(CPU, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
-        const X scale = X(1) / std::sqrt(X(HS));
-#pragma omp parallel for collapse(2)
-        for (int b = 0; b < in.B; b++)
-            for (int h = 0; h < NH; h++)
-                gemm(Transpose::no, Transpose::yes, in.T, K + 1, HS, scale, in.query(in.q_pre, b, 0, h), in.qk_row,
-                     weights + a_k.offset, HS, X(0), score_inputs.row + features_at(in, b, h), K + 1);
-    }
-
-    template <class X>
-    void preprocess_backward(CPU, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
-                             ScoreInputGradients<X>& g) const {
-        const X scale = X(1) / std::sqrt(X(HS));
-        std::vector<X> parts(size_t(NH) * a_k.size);   // (NH, K + 1, HS), to be summed in the order of heads
-#pragma omp parallel for
-        for (int h = 0; h < NH; h++)
-            for (int b = 0; b < in.B; b++) {
-                const X* drow = g.of.row + features_at(in, b, h);
-                gemm(Transpose::no, Transpose::no, in.T, HS, K + 1, scale, drow, K + 1, weights + a_k.offset, HS, X(0),
-                     g.dq_pre + in.token(b, 0) * in.qk_row + size_t(h) * HS, in.qk_row);
-                gemm(Transpose::yes, Transpose::no, K + 1, HS, in.T, scale, drow, K + 1, in.query(in.q_pre, b, 0, h), in.qk_row,
-                     X(1), &parts[h * a_k.size], HS);
-            }
-        for (size_t n = 0; n < parts.size(); n++) g.dweights[a_k.offset + n % a_k.size] += parts[n];
-        clear_heads(CPU{}, Heads<X>{g.dk_pre, in.qk_row}, in.B * in.T, in.NKV, HS);   // the features do not read keys
-    }
-
-#ifdef WITH_GPU
-    template <class X>
-    void preprocess(GPU device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
+    template <class Device, class X>
+    void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
         pair_features_forward<FeatureLayout::row>(device, score_inputs.row, query_features(in, weights));
     }
-    template <class X>
-    void preprocess_backward(GPU device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
+    template <class Device, class X>
+    void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>&,
                              ScoreInputGradients<X>& g) const {
         pair_features_backward<FeatureLayout::row>(device, {g.dq_pre, in.qk_row}, g.dweights + a_k.offset, nullptr, g.of.row,
                                                    query_features(in, weights));
-        clear_heads(device, Heads<float>{g.dk_pre, in.qk_row}, in.B * in.T, in.NKV, HS);
+        clear_heads(device, Heads<Wide<X>>{g.dk_pre, in.qk_row}, in.B * in.T, in.NKV, HS);   // the features do not read keys
     }
-#endif
 
     // ---- the paper's formula without the hooks
 
@@ -113,17 +81,10 @@ struct shaw : Policy {
 
 private:
     template <class X>
-    size_t features_at(const LayerInputs<X>& in, int b, int h) const {
-        return (size_t(b) * NH + h) * in.T * (K + 1);
-    }
-
-#ifdef WITH_GPU
-    template <class X>
     PairFeatures<X> query_features(const LayerInputs<X>& in, const X* weights) const {
         PairFeatures<X> p{{in.q_pre, in.qk_row}, weights + a_k.offset, nullptr, in.B, in.T, NH, NH, HS, K + 1, 0};
-        p.factor = 1 / std::sqrt(float(HS));
+        p.factor = 1 / std::sqrt(Wide<X>(HS));
         p.shared_weight = true;
         return p;
     }
-#endif
 };

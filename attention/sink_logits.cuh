@@ -72,7 +72,7 @@ inline void sink_gradient(GPU device, float* ds, const float* dlse, int B, int N
 
 struct sink_logits : sliding_window {
     static constexpr const char* name = "sink_logits";
-    static constexpr Traits traits{.own_passes = true, .gates_output = true};   // the factor needs the kernel's log-sum-exp
+    static constexpr Traits traits{.own_passes = true, .one_call = true, .gates_output = true};   // the factor needs the log-sum-exp
     Slot s;                                    // (NH)
     int NH;
 
@@ -86,28 +86,24 @@ struct sink_logits : sliding_window {
         s = list.add(prefix + "sink_logits.s", {NH}, normal(0.02), Decay::no);
     }
 
-
     // ---- the layer: one call of the kernel, then the factors
 
     template <class X>
     struct BackwardScratch {
         BumpAllocator allocator;
-        X* dout;         // (B, T, NH, HS) of O
-        Wide<X>* dlse;   // (B, NH, T)
-        std::byte* kernel;
-        BackwardScratch(std::byte* block, const LayerShape& shape, size_t kernel_bytes) : allocator(block) {
-            const size_t rows = size_t(shape.B) * shape.T * shape.NH;
-            dout = allocator.take<X>(rows * shape.HS), dlse = allocator.take<Wide<X>>(rows);
-            kernel = allocator.take<std::byte>(kernel_bytes);
-        }
+        LayerShape shape;
+        size_t kernel_bytes, rows = size_t(shape.B) * shape.T * shape.NH;
+        X* dout = allocator.take<X>(rows * shape.HS);           // (B, T, NH, HS) of O
+        Wide<X>* dlse = allocator.take<Wide<X>>(rows);          // (B, NH, T)
+        std::byte* kernel = allocator.take<std::byte>(kernel_bytes);
     };
-    template <class Device>
-    size_t kernel_bytes(Device device, const LayerShape& shape) const {
-        return attention_workspace(device, keys(), shape.B, shape.T, shape.T, shape.NH);
+    template <class X, class Device>
+    BackwardScratch<X> backward_scratch(Device device, std::byte* block, const LayerShape& shape) const {
+        return {BumpAllocator(block), shape, attention_workspace(device, keys(), shape.B, shape.T, shape.T, shape.NH)};
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& shape) const {
-        return BackwardScratch<X>(nullptr, shape, kernel_bytes(device, shape)).allocator.bytes();
+        return backward_scratch<X>(device, nullptr, shape).allocator.bytes();
     }
 
     template <class Device, class X>
@@ -122,17 +118,15 @@ struct sink_logits : sliding_window {
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
-        const BackwardScratch<X> scratch(workspace, in, kernel_bytes(device, in));
+        const auto scratch = backward_scratch<X>(device, workspace, in);
         const size_t tokens = size_t(in.B) * in.T;
         gate_rows_backward(device, scratch.dout, more.of.gate, dout, state.out, state.score_inputs.gate, tokens * NH, in.HS);
         each_element(device, tokens, NH,
                      SinkSharesBackward<X>{scratch.dlse, more.of.gate, state.lse, weights + s.offset, in.T, NH});
         sink_gradient(device, more.dweights + s.offset, scratch.dlse, in.B, NH, in.T);
 
-        AttentionBackward<X> g{};
-        g.dout = scratch.dout, g.dlse = scratch.dlse;
-        g.dq = to.q, g.dk = to.k, g.dv = to.v;
-        g.workspace = scratch.kernel;
+        AttentionBackward<X> g = kernel_gradients<X>(scratch.dout, to, scratch.kernel);
+        g.dlse = scratch.dlse;
         attention_backward(device, keys(), ungated_arguments(in, state, Statistics<X>{}), g);
     }
 

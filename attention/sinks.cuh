@@ -25,7 +25,6 @@ struct sinks : LeadingAndWindow {   // the mask
             const bool sink = j >= 0 && j < leading, recent = j >= i - left;
             return j <= i && (sink || recent);
         };
-        dense_softmax(
-            in, out, [](int, int, int, int, X a) { return a; }, kept);
+        dense_softmax(in, out, kept);
     }
 };

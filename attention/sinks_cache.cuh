@@ -38,24 +38,19 @@ struct sinks_cache : sinks {
     template <class X, class Device>
     struct ForwardScratch {
         BumpAllocator allocator;
-        BranchesForward<Device, X, RowsInOrder> branches;
-        X* q;   // (B, T, NH, HS) q'
-        ForwardScratch(std::byte* block, X* out, const LayerShape& s)
-            : allocator(block), branches(allocator, s, out, {RowsInOrder{s.T}}),
-              q(allocator.take<X>(size_t(s.B) * s.T * s.NH * s.HS)) {}
+        LayerShape s;
+        X* out;
+        BranchesForward<Device, X, RowsInOrder> branches{allocator, s, out, {RowsInOrder{s.T}}};
+        X* q = allocator.take<X>(size_t(s.B) * s.T * s.NH * s.HS);   // (B, T, NH, HS) q'
     };
     template <class X>
     struct BackwardScratch {
         BumpAllocator allocator;
-        X *q, *dv;            // (B, T, NH, HS) q', (B, T, NKV, HS)
-        Wide<X>*dq, *dk;      // of q', and the sinks' part of k's
-        std::byte* kernel;    // used by both branches
-        BackwardScratch(size_t kernel_bytes, std::byte* block, const LayerShape& s) : allocator(block) {
-            const size_t queries = size_t(s.B) * s.T * s.NH * s.HS, keys = size_t(s.B) * s.T * s.NKV * s.HS;
-            q = allocator.take<X>(queries), dv = allocator.take<X>(keys);
-            dq = allocator.take<Wide<X>>(queries), dk = allocator.take<Wide<X>>(keys);
-            kernel = allocator.take<std::byte>(kernel_bytes);
-        }
+        LayerShape s;
+        size_t kernel_bytes, queries = size_t(s.B) * s.T * s.NH * s.HS, keys = size_t(s.B) * s.T * s.NKV * s.HS;
+        X *q = allocator.take<X>(queries), *dv = allocator.take<X>(keys);   // (B, T, NH, HS) q', (B, T, NKV, HS)
+        Wide<X>*dq = allocator.take<Wide<X>>(queries), *dk = allocator.take<Wide<X>>(keys);   // of q', the sinks' part of k's
+        std::byte* kernel = allocator.take<std::byte>(kernel_bytes);        // used by both branches
     };
     template <class Device>
     size_t kernel_bytes(Device device, const LayerShape& s) const {
@@ -64,14 +59,16 @@ struct sinks_cache : sinks {
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
-        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s).allocator.bytes(),
-                        BackwardScratch<X>(kernel_bytes(device, s), nullptr, s).allocator.bytes());
+        const BumpAllocator none(nullptr);
+        const ForwardScratch<X, Device> forward{none, s, nullptr};
+        const BackwardScratch<X> backward{none, s, kernel_bytes(device, s)};
+        return std::max(forward.allocator.bytes(), backward.allocator.bytes());
     }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        ForwardScratch<X, Device> memory(workspace, state.out, in);
+        ForwardScratch<X, Device> memory{BumpAllocator(workspace), in, state.out};
         const RowsInOrder rows{in.T};
         memory.branches.begin(device, WindowBranch(left), rows, in, state, statistics);
         rotate_queries(device, memory.q, in);
@@ -86,15 +83,13 @@ struct sinks_cache : sinks {
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         using W = Wide<X>;
-        const BackwardScratch<X> memory(kernel_bytes(device, in), workspace, in);
+        const BackwardScratch<X> memory{BumpAllocator(workspace), in, kernel_bytes(device, in)};
         attention_layer_backward(device, WindowBranch(left), in, weights, state, dout, to, more, memory.kernel);
         const size_t q_row = size_t(in.NH) * in.HS, k_row = size_t(in.NKV) * in.HS;
-        AttentionBackward<X> g{};
-        g.dout = dout;
-        g.dq = {memory.dq, q_row}, g.dk = {memory.dk, k_row}, g.dv = {memory.dv, k_row};
-        g.workspace = memory.kernel;
+        const QkvGradients<X> of_sinks{{memory.dq, q_row}, {memory.dk, k_row}, {memory.dv, k_row}};
         rotate_queries(device, memory.q, in);
-        attention_backward(device, SinkBranch(leading, left), sink_arguments(memory.q, in, state, Statistics<X>{}), g);
+        attention_backward(device, SinkBranch(leading, left), sink_arguments(memory.q, in, state, Statistics<X>{}),
+                           kernel_gradients(dout, of_sinks, memory.kernel));
 
         add_heads(device, to.k, Heads<const W>{memory.dk, k_row}, in.B * in.T, in.NKV, in.HS);
         add_heads(device, to.v, Heads<const X>{memory.dv, k_row}, in.B * in.T, in.NKV, in.HS);

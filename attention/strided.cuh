@@ -102,36 +102,41 @@ struct strided : Policy {
     template <class X, class Device>
     struct ForwardScratch {
         BumpAllocator allocator;
-        BranchesForward<Device, X, ColumnRows> branches;
-        int32_t* starts;   // (B, columns.count), of packed documents
-        ForwardScratch(std::byte* block, X* out, const LayerShape& s, const ColumnRows& columns)
-            : allocator(block), branches(allocator, s, out, {columns}), starts(allocator.take<int32_t>(size_t(s.B) * columns.count)) {}
+        LayerShape s;
+        ColumnRows columns;
+        X* out;
+        BranchesForward<Device, X, ColumnRows> branches{allocator, s, out, {columns}};
+        int32_t* starts = allocator.take<int32_t>(size_t(s.B) * columns.count);   // (B, columns.count), of packed documents
     };
     template <class X, class Device>
     struct BackwardScratch {
         BumpAllocator allocator;
-        BranchesBackward<Device, X, ColumnRows> branches;
-        int32_t* starts;
-        BackwardScratch(Device device, std::byte* block, const LayerShape& s, const ColumnRows& columns)
-            : allocator(block), branches(allocator, s, columns,
-                                     std::max(attention_workspace(device, WindowBranch(0), s.B, s.T, s.T, s.NH),
-                                              attention_workspace(device, ColumnBranch(columns), s.B, columns.count, columns.count,
-                                                                  s.NH))),
-              starts(allocator.take<int32_t>(size_t(s.B) * columns.count)) {}
+        LayerShape s;
+        ColumnRows columns;
+        size_t kernel_bytes;
+        BranchesBackward<Device, X, ColumnRows> branches{allocator, s, columns, kernel_bytes};
+        int32_t* starts = allocator.take<int32_t>(size_t(s.B) * columns.count);
     };
+    template <class Device>
+    static size_t kernel_bytes(Device device, const LayerShape& s, const ColumnRows& columns) {
+        return std::max(attention_workspace(device, WindowBranch(0), s.B, s.T, s.T, s.NH),
+                        attention_workspace(device, ColumnBranch(columns), s.B, columns.count, columns.count, s.NH));
+    }
 
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
+        const BumpAllocator none(nullptr);
         const ColumnRows columns(l, s.T);
-        return std::max(ForwardScratch<X, Device>(nullptr, nullptr, s, columns).allocator.bytes(),
-                        BackwardScratch<X, Device>(device, nullptr, s, columns).allocator.bytes());
+        const ForwardScratch<X, Device> forward{none, s, columns, nullptr};
+        const BackwardScratch<X, Device> backward{none, s, columns, kernel_bytes(device, s, columns)};
+        return std::max(forward.allocator.bytes(), backward.allocator.bytes());
     }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         const ColumnRows columns(l, in.T), in_order(1, in.T);
-        ForwardScratch<X, Device> memory(workspace, state.out, in, columns);
+        ForwardScratch<X, Device> memory{BumpAllocator(workspace), in, columns, state.out};
         memory.branches.begin(device, WindowBranch(l), in_order, in, state, statistics);
         AttentionForward<X> a = branch_arguments(in, columns, state, statistics);
         a.documents = in_columns(device, in, columns, memory.starts);
@@ -143,18 +148,16 @@ struct strided : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const ColumnRows columns(l, in.T);
-        const BackwardScratch<X, Device> memory(device, workspace, in, columns);
+        const BackwardScratch<X, Device> memory{BumpAllocator(workspace), in, columns, kernel_bytes(device, in, columns)};
         attention_layer_backward(device, WindowBranch(l), in, weights, state, dout, to, more, memory.branches.kernel_workspace());
         AttentionForward<X> a = branch_arguments(in, columns, state);
         a.documents = in_columns(device, in, columns, memory.starts);
-        memory.branches.add(device, ColumnBranch(columns), columns, a, branch_gradients(dout, to));
+        memory.branches.add(device, ColumnBranch(columns), columns, a, kernel_gradients(dout, to));
     }
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* /*weights*/, X* out) const {
-        dense_softmax(
-            in, out, [](int, int, int, int, X a) { return a; },
-            [&](int, int i, int j) { return j <= i && (j >= i - l || (i - j) % l == 0); });
+        dense_softmax(in, out, [&](int, int i, int j) { return j <= i && (j >= i - l || (i - j) % l == 0); });
     }
 
 private:

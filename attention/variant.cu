@@ -8,12 +8,12 @@
 namespace on_gpu {
 extern const Variant ATTENTION;
 const Variant ATTENTION = variant_of<GpuLayer, ::ATTENTION>;
-__attribute__((init_priority(200))) static const RegisteredOnGpu registered(ATTENTION);
+__attribute__((init_priority(200))) static const Registered registered(ATTENTION, true);
 }   // namespace on_gpu
 #else
 namespace on_cpu {
 extern const Variant ATTENTION;
 const Variant ATTENTION = variant_of<CpuLayer, ::ATTENTION>;
-__attribute__((init_priority(200))) static const RegisteredOnCpu registered(ATTENTION);
+__attribute__((init_priority(200))) static const Registered registered(ATTENTION, false);
 }   // namespace on_cpu
 #endif

@@ -12,9 +12,7 @@
 
 #include "attention/kernel/call.h"
 #include "attention/kernel/count.h"
-#include "model/base/error.h"
 #include "model/config.h"
-#include "model/device/memory.h"
 #include "model/tensors.h"
 
 /// Facts of a layer. `gated` holds only with gates_output, keeps_documents_apart only with is_causal.
@@ -65,19 +63,6 @@ struct CpuPasses : LayerPasses<CPU, X> {
     /// Computes out (B, T, NH, HS) by the formula in dense loops: the oracle of the tests.
     virtual void naive(const LayerInputs<X>& in, const X* weights, X* out) const = 0;
 };
-
-/// Allocates the score inputs of a layer with the features `f`, and its gate if `gated`. `copies` is 1, or B for the partial sums
-/// of the gradients of the scalars per head.
-template <class X>
-ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bool gated, int B, int T, int NH, int copies) {
-    ScoreInputs<X> e;
-    if (f.head) e.head = allocator.take<Wide<X>>(size_t(copies) * NH * f.head);
-    if (f.row) e.row = allocator.take<Wide<X>>(size_t(B) * NH * T * f.row);
-    if (f.column) e.column = allocator.take<Wide<X>>(size_t(B) * NH * padded(T) * f.column);
-    if (f.token) e.token = allocator.take<Wide<X>>(size_t(B) * T * f.token);
-    if (gated) e.gate = allocator.take<Wide<X>>(size_t(B) * T * NH);
-    return e;
-}
 
 /// One layer of a model. The object also implements the passes of its device; passes_of() returns them.
 struct AttentionLayer {
@@ -135,40 +120,19 @@ struct Variants {
 
     Variants(const Variant& of_model, std::vector<const Variant*> beside = {}) : own(of_model), others(std::move(beside)) {}
 
-    /// Null for an unknown name.
-    const Variant* find(const std::string& name) const {
-        if (name == own.name) return &own;
-        for (const Variant* other : others)
-            if (name == other->name) return other;
-        return nullptr;
-    }
-    std::string names() const {
-        std::string all = own.name;
-        for (const Variant* other : others)
-            if (other->name != std::string(own.name)) all += std::string(", ") + other->name;
-        return all;
-    }
+    const Variant* find(const std::string& name) const;   // null for an unknown name
+    std::string names() const;
 };
 
 /// The variants that a program is linked with, in alphabetical order. Each object of attention/variant.cu registers its own.
 const std::vector<const Variant*>& all_variants();
 const std::vector<const Variant*>& all_variants_on_gpu();
-struct RegisteredOnCpu {
-    explicit RegisteredOnCpu(const Variant& variant);
-};
-struct RegisteredOnGpu {
-    explicit RegisteredOnGpu(const Variant& variant);
+struct Registered {
+    Registered(const Variant& variant, bool on_gpu);
 };
 
 /// The variant that a trainer trains: the one beside causal, or causal itself. Null if there are several.
 const Variant* sole_variant(std::vector<const Variant*> variants = all_variants());
 
 /// The variant of that name. Exit::usage, with the known names, if there is none.
-inline const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants()) {
-    std::string known;
-    for (const Variant* variant : variants) {
-        if (variant->name == name) return *variant;
-        known += (known.empty() ? "" : ", ") + std::string(variant->name);
-    }
-    fail(Exit::usage, "unknown attention variant '", name, "'; this program has: ", known);
-}
+const Variant& named(const std::string& name, const std::vector<const Variant*>& variants = all_variants());

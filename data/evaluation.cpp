@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <map>
 #include <set>
+#include <span>
 
 #include "data/documents/files.h"
 #include "data/shard.h"
@@ -57,124 +59,86 @@ Answer encode_pair(const Tokenizer& tokenizer, std::string context, const std::s
     return both;
 }
 
-// One line of a .jsonl file.
-class ItemReader {
-public:
-    ItemReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {}
+const json& field(const json& object, const char* key, const std::string& where) {
+    const auto found = object.find(key);
+    if (found == object.end())
+        fail(Exit::data, where, ": has no \"", key,
+             "\"; an item has \"query\", \"choices\" and \"gold\", or \"context_options\", \"continuation\" and \"gold\"");
+    return *found;
+}
 
-    EvaluationItem item(const Tokenizer& tokenizer) const {
-        const bool by_context = object_.contains("context_options");
-        const std::string shared = string(by_context ? "continuation" : "query");
-        EvaluationItem item;
-        for (const std::string& one : strings(by_context ? "context_options" : "choices"))
-            item.answers.push_back(answer(tokenizer, by_context ? one : shared, by_context ? shared : one));
-        const json& gold = field("gold");
-        const int64_t right = gold.is_number_integer() ? gold.get<int64_t>() : -1;
-        if (right < 0 || right >= int64_t(item.answers.size()))
-            fail(Exit::data, where_, ": \"gold\" is ", written(gold), ", expected a whole number from 0 to ", item.answers.size() - 1);
-        item.gold = int(right);
-        return item;
-    }
+std::string string_in(const json& object, const char* key, const std::string& where) {
+    if (!field(object, key, where).is_string()) fail(Exit::data, where, ": \"", key, "\" is not a string");
+    return field(object, key, where).get<std::string>();
+}
 
-    std::vector<std::string> labels() const {
-        return object_.contains("context_options") ? std::vector<std::string>{} : strings("choices");
-    }
+std::vector<std::string> strings_in(const json& object, const char* key, const std::string& where) {
+    std::vector<std::string> found;
+    if (const json& list = field(object, key, where); list.is_array())
+        for (const json& one : list) found.push_back(one.is_string() ? one.get<std::string>() : "");
+    if (found.size() < 2 || std::count(found.begin(), found.end(), ""))
+        fail(Exit::data, where, ": \"", key, "\" is not a list of two or more non-empty strings");
+    return found;
+}
 
-private:
-    Answer answer(const Tokenizer& tokenizer, const std::string& context, const std::string& text) const {
-        if (text.empty()) fail(Exit::data, where_, ": an answer is empty: there is nothing to score");
-        return encode_pair(tokenizer, context, text);
-    }
-    const json& field(const char* key) const {
-        const auto found = object_.find(key);
-        if (found == object_.end())
-            fail(Exit::data, where_, ": has no \"", key,
-                 "\"; an item has \"query\", \"choices\" and \"gold\", or \"context_options\", \"continuation\" and \"gold\"");
-        return *found;
-    }
-    std::string string(const char* key) const {
-        if (!field(key).is_string()) fail(Exit::data, where_, ": \"", key, "\" is not a string");
-        return field(key).get<std::string>();
-    }
-    std::vector<std::string> strings(const char* key) const {
-        const json& list = field(key);
-        std::vector<std::string> found;
-        if (list.is_array())
-            for (const json& one : list) found.push_back(one.is_string() ? one.get<std::string>() : "");
-        if (found.size() < 2 || std::count(found.begin(), found.end(), ""))
-            fail(Exit::data, where_, ": \"", key, "\" is not a list of two or more non-empty strings");
-        return found;
-    }
-
-    const json& object_;
-    std::string where_;
-};
+// One line of a .jsonl file. `labels` becomes its choices, or nothing if it has several contexts.
+EvaluationItem read_item(const json& object, const std::string& where, const Tokenizer& tokenizer, std::vector<std::string>& labels) {
+    const bool by_context = object.contains("context_options");
+    const std::string shared = string_in(object, by_context ? "continuation" : "query", where);
+    labels = strings_in(object, by_context ? "context_options" : "choices", where);
+    if (by_context && shared.empty()) fail(Exit::data, where, ": an answer is empty: there is nothing to score");
+    EvaluationItem item;
+    for (const std::string& one : labels)
+        item.answers.push_back(encode_pair(tokenizer, by_context ? one : shared, by_context ? shared : one));
+    if (by_context) labels.clear();
+    const json& gold = field(object, "gold", where);
+    const int64_t right = gold.is_number_integer() ? gold.get<int64_t>() : -1;
+    if (right < 0 || right >= int64_t(item.answers.size()))
+        fail(Exit::data, where, ": \"gold\" is ", written(gold), ", expected a whole number from 0 to ", item.answers.size() - 1);
+    item.gold = int(right);
+    return item;
+}
 
 EvaluationTask read_json_lines(const std::string& path, const Tokenizer& tokenizer, int64_t limit) {
     EvaluationTask task;
     bool same = true;
     each_json_line(path, [&](const json& object, const std::string& where, int64_t number) {
-        const ItemReader reader(object, where);
-        task.items.push_back(reader.item(tokenizer));
+        std::vector<std::string> labels;
+        task.items.push_back(read_item(object, where, tokenizer, labels));
         task.items.back().line = number;
-        if (task.items.size() == 1) task.labels = reader.labels();
-        same = same && task.labels == reader.labels();
+        if (task.items.size() == 1) task.labels = labels;
+        same = same && task.labels == labels;
         return int64_t(task.items.size()) != limit;
     });
     if (!same || task.items.size() < 2) task.labels.clear();
     return task;
 }
 
-// llm.c's evaluation files as a stream of integers of one size.
-class IntegerReader {
-public:
-    IntegerReader(const std::string& path, const std::string& bytes, size_t at, int size)
-        : path_(path), bytes_(bytes), at_(at), size_(size) {}
-
-    uint32_t max() const { return size_ == 2 ? 0xFFFFu : 0xFFFFFFFFu; }
-    bool at_end() const { return at_ == bytes_.size(); }
-
-    uint32_t next() {
-        if (bytes_.size() - at_ < size_t(size_)) fail(Exit::data, path_, ": ends inside an item, at byte ", bytes_.size());
-        uint32_t value = 0;
-        for (int n = 0; n < size_; n++) value |= uint32_t(static_cast<unsigned char>(bytes_[at_ + n])) << (8 * n);
-        at_ += size_;
-        return value;
-    }
-    std::vector<int32_t> tokens() {
-        const size_t count = next();
-        if (count > (bytes_.size() - at_) / size_)
-            fail(Exit::data, path_, ": byte ", at_, " declares ", count, " tokens, but the file ends before");
-        std::vector<int32_t> ids(count);
-        for (int32_t& id : ids) id = int32_t(next());
-        return ids;
-    }
-
-private:
-    const std::string& path_;
-    const std::string& bytes_;
-    size_t at_;
-    int size_;
-};
-
-EvaluationItem read_item(IntegerReader& reader, const Tokenizer* tokenizer, const std::string& where) {
-    if (reader.next() != reader.max()) fail(Exit::data, where, ": does not begin with the marker of an item");
-    reader.next();   // its size in bytes
-    reader.next();   // its index
+// The next item of llm.c's layout in `rest`: marker, size, index, gold, number of answers; then context and answers, each after its
+// number of tokens.
+EvaluationItem read_item(std::span<const uint32_t>& rest, uint32_t marker, const std::string& where, const Tokenizer* tokenizer) {
+    const auto take = [&](size_t count) {
+        if (count > rest.size()) fail(Exit::data, where, ": needs ", count, " more numbers, but the file has ", rest.size());
+        const std::span<const uint32_t> taken = rest.first(count);
+        rest = rest.subspan(count);
+        return taken;
+    };
+    const auto begin = take(5);
+    if (begin[0] != marker) fail(Exit::data, where, ": does not begin with the marker of an item");
     EvaluationItem item;
-    item.gold = int(reader.next());
-    const uint32_t count = reader.next();
+    item.gold = int(begin[3]);
+    const uint32_t count = begin[4];
     if (count < 2 || count > 1024 || item.gold < 0 || item.gold >= int(count))
         fail(Exit::data, where, ": has ", count, " answers, of which number ", item.gold, " is right; expected 2 to 1024 answers");
-    const std::vector<int32_t> context = reader.tokens();
+    const auto context = take(take(1)[0]);
     if (context.empty()) fail(Exit::data, where, ": has no context");
     for (uint32_t n = 0; n < count; n++) {
-        const std::vector<int32_t> ending = reader.tokens();
+        const auto ending = take(take(1)[0]);
         if (ending.empty()) fail(Exit::data, where, ": answer ", n, " has no tokens");
-        Answer answer{context, int(context.size()), 0};
+        Answer answer{{context.begin(), context.end()}, int(context.size()), 0};
         answer.tokens.insert(answer.tokens.end(), ending.begin(), ending.end());
         if (tokenizer) {
-            const std::string words = tokenizer->decode(ending);
+            const std::string words = tokenizer->decode(std::span(answer.tokens).subspan(context.size()));
             answer.characters = code_points(words.substr(words.starts_with(' ') ? 1 : 0));
         }
         item.answers.push_back(answer);
@@ -182,21 +146,32 @@ EvaluationItem read_item(IntegerReader& reader, const Tokenizer* tokenizer, cons
     return item;
 }
 
+// `bytes` as little-endian numbers of type X.
+template <class X>
+std::vector<uint32_t> numbers_in(std::string_view bytes) {
+    std::vector<X> numbers(bytes.size() / sizeof(X));
+    std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(X));
+    return {numbers.begin(), numbers.end()};
+}
+
 EvaluationTask read_binary(const std::string& path, const Tokenizer* tokenizer, int64_t limit) {
-    constexpr size_t header_bytes = 1024;
     constexpr uint32_t magic = 20240522, narrow = 1, wide = 7;
     const std::string bytes = read_small_file(path);
-    if (bytes.size() < header_bytes) fail(Exit::data, path, ": has ", bytes.size(), " bytes, less than a header's ", header_bytes);
-    IntegerReader header(path, bytes, 0, 4);
-    const uint32_t found = header.next(), version = header.next(), items = header.next();
-    if (found != magic || (version != narrow && version != wide))
-        fail(Exit::data, path, ": begins with ", found, ", version ", version, "; evaluation items have magic ", magic, ", version ",
+    if (bytes.size() < shard_header_bytes)
+        fail(Exit::data, path, ": has ", bytes.size(), " bytes, less than a header's ", shard_header_bytes);
+    const std::vector<uint32_t> header = numbers_in<uint32_t>(bytes.substr(0, shard_header_bytes));
+    const uint32_t version = header[1], items = header[2];
+    if (header[0] != magic || (version != narrow && version != wide))
+        fail(Exit::data, path, ": begins with ", header[0], ", version ", version, "; evaluation items have magic ", magic, ", version ",
              narrow, " or ", wide);
-    IntegerReader reader(path, bytes, header_bytes, version == narrow ? 2 : 4);
+    const std::string_view behind = std::string_view(bytes).substr(shard_header_bytes);
+    const std::vector<uint32_t> numbers = version == narrow ? numbers_in<uint16_t>(behind) : numbers_in<uint32_t>(behind);
+    std::span<const uint32_t> rest(numbers);
     EvaluationTask task;
     for (uint32_t n = 0; n < items && (!limit || n < limit); n++)
-        task.items.push_back(read_item(reader, tokenizer, path + ": item " + std::to_string(n)));
-    if (task.items.size() == items && !reader.at_end()) fail(Exit::data, path, ": has more data after its ", items, " items");
+        task.items.push_back(read_item(rest, version == narrow ? 0xFFFF : 0xFFFFFFFF, path + ": item " + std::to_string(n), tokenizer));
+    const bool odd = behind.size() != numbers.size() * (version == narrow ? 2 : 4);
+    if (task.items.size() == items && (odd || !rest.empty())) fail(Exit::data, path, ": has more data after its ", items, " items");
     return task;
 }
 

@@ -37,14 +37,10 @@ struct EvaluationTask {
 /// piqa/test.jsonl). Exit::data if nothing matches, Exit::usage if a file is given twice.
 std::vector<EvaluationFile> find_evaluation_files(const std::vector<std::string>& globs);
 
-/// Reads the first `limit` items of a file (0: all).
-///   .jsonl   one object per line: {"query", "choices": [...], "gold"}: answers follow the query, after a space unless the query
-///            ends in white space; or {"context_options": [...], "continuation", "gold"}: one text after several contexts. Context
-///            and answer are tokenized together and split where the context alone ends; spaces between them belong to the answer,
-///            as in lm-evaluation-harness. Needs a tokenizer.
-///   .bin     llm.c's layout (magic 20240522; data/README.md), 16 or 32 bits
-/// Exit::data, naming file and line (or item), for malformed items, ids outside the vocabulary, and items longer than `context`
-/// tokens; Exit::usage for other extensions, and for .jsonl without a tokenizer.
+/// Reads the first `limit` items of a file (0: all): .jsonl, which needs a tokenizer, or .bin in llm.c's layout; data/README.md describes
+/// both. Context and answer are tokenized together and split where the context alone ends; spaces between them belong to the answer, as
+/// in lm-evaluation-harness. Exit::data, naming file and line (or item), for malformed items, ids outside the vocabulary, and items longer
+/// than `context` tokens; Exit::usage for other extensions, and for .jsonl without a tokenizer.
 EvaluationTask read_evaluation(const EvaluationFile& file, const Tokenizer* tokenizer, int vocabulary, int context, int64_t limit);
 
 /// Accuracies and their standard errors, sqrt(p (1 - p) / (n - 1)). The selected answer of an item has the greatest

@@ -21,14 +21,6 @@ void require_one_row(const TokenStream& stream, int T) {
          int64_t{T} + 1, "; give it more text or take a smaller --seq-len");
 }
 
-void check_sizes(const LoaderConfig& config) {
-    if (config.B < 1 || config.T < 1 || config.micro_steps < 1)
-        fail(Exit::usage, "batch size ", config.B, ", sequence length ", config.T, " and ", config.micro_steps,
-             " micro-steps must all be at least 1");
-    if (config.ranks < 1 || config.rank < 0 || config.rank >= config.ranks)
-        fail(Exit::usage, "rank ", config.rank, " is not one of ", config.ranks, " ranks, which count from 0");
-}
-
 }  // namespace
 
 int64_t windows(const TokenStream& stream, int T) {
@@ -54,34 +46,15 @@ uint64_t RowOrder::start(uint64_t row) const {
     return permute(window, rows_per_epoch_, key) * T_ + phase;
 }
 
-MixedOrder::MixedOrder(const Mixture& mixture, int T, bool shuffle, uint64_t seed) : mixture_(mixture) {
-    for (const Source& source : mixture.sources()) orders_.emplace_back(source.stream, T, shuffle, seed);
+Loader::Loader(const Mixture& mixture, const LoaderConfig& config)
+    : mixture_(mixture), config_(config) {
+    for (const Source& source : mixture.sources()) orders_.emplace_back(source.stream, config.T, config.shuffle, config.seed);
 }
 
-MixedOrder::Place MixedOrder::place(uint64_t row) const {
+Loader::Place Loader::place(uint64_t row) const {
     const auto [source, index] = mixture_.place(row);
     return {orders_[source].stream(), orders_[source].start(index)};
 }
-
-void require_targets(const Mixture& mixture, int T, bool shuffle, uint64_t seed, uint64_t rows) {
-    if (!mixture.masked()) return;
-    const MixedOrder order(mixture, T, shuffle, seed);
-    const auto hides_all = [](const RowOrder& of) { return of.stream().count_targets(1, of.last_target()) == 0; };
-    uint64_t epoch = 0;
-    for (const RowOrder& of : order.orders()) epoch += of.rows_per_epoch();
-    for (uint64_t row = 0; row < rows; ++row) {
-        const auto [stream, start] = order.place(row);
-        if (stream.count_targets(start + 1, static_cast<uint64_t>(T)) > 0) return;
-        if (row + 1 == epoch && std::all_of(order.orders().begin(), order.orders().end(), hides_all)) break;   // nor has a later one
-    }
-    if (rows > 0)
-        fail(Exit::data, mixture.name(), ": its loss mask hides all targets of the ", rows, " rows of ", T,
-             " tokens of this run, so there is nothing to learn from; make shards with completions (./tokenize --mask-prompts), or take "
-             "another --seq-len or more --steps");
-}
-
-Loader::Loader(const Mixture& mixture, const LoaderConfig& config)
-    : masked_(mixture.masked()), config_((check_sizes(config), config)), order_(mixture, config.T, config.shuffle, config.seed) {}
 
 void Loader::seek(int64_t step) {
     ahead_ = {};   // waits for the thread and discards its rows
@@ -93,7 +66,7 @@ std::vector<int32_t> Loader::read(uint64_t micro_step) const {
     const uint64_t batch = micro_step * static_cast<uint64_t>(config_.ranks) + static_cast<uint64_t>(config_.rank);
     std::vector<int32_t> rows(2 * B * T), row(T + 1);
     for (size_t b = 0; b < B; ++b) {
-        const auto [stream, start] = order_.place(batch * B + b);
+        const auto [stream, start] = place(batch * B + b);
         read_row(stream, start, config_.T, row, &rows[b * T], &rows[(B + b) * T]);
     }
     return rows;
@@ -115,13 +88,24 @@ void Loader::next(int32_t* inputs, int32_t* targets) {
 
 int64_t Loader::targets_of_step(int64_t step) const {
     const int64_t rows = int64_t{config_.B} * config_.ranks * config_.micro_steps, T = config_.T;
-    if (!masked_) return rows * T;
+    if (!mixture_.masked()) return rows * T;
     uint64_t targets = 0;
     for (int64_t row = step * rows; row < (step + 1) * rows; ++row) {
-        const auto [stream, start] = order_.place(static_cast<uint64_t>(row));
+        const auto [stream, start] = place(static_cast<uint64_t>(row));
         targets += stream.count_targets(start + 1, static_cast<uint64_t>(T));
     }
     return static_cast<int64_t>(targets);
+}
+
+void Loader::require_targets(int64_t steps) const {
+    if (steps == 0 || targets_of_step(0) > 0) return;   // the usual case reads little of the masks
+    const auto has_targets = [](const RowOrder& of) { return of.stream().count_targets(1, of.last_target()) > 0; };
+    if (std::ranges::any_of(orders_, has_targets))   // else no row of any epoch has one
+        for (int64_t step = 0; step < steps; ++step)
+            if (targets_of_step(step) > 0) return;
+    fail(Exit::data, mixture_.name(), ": its loss mask hides all targets of the ", steps, " steps of rows of ", config_.T,
+         " tokens, so there is nothing to learn from; make shards with completions (./tokenize --mask-prompts), or take another --seq-len "
+         "or more --steps");
 }
 
 void validation_rows(const TokenStream& stream, int64_t row, int T, int count, int32_t* inputs, int32_t* targets) {

@@ -41,29 +41,9 @@ private:
 };
 
 /// The rows of a run: those of each source in its own order, mixed by weight.
-class MixedOrder {
-public:
-    /// Precondition: the mixture outlives the order. Exit::data if a source is shorter than one row.
-    MixedOrder(const Mixture& mixture, int T, bool shuffle, uint64_t seed);
-
-    struct Place {
-        const TokenStream& stream;
-        uint64_t start;   // token
-    };
-    Place place(uint64_t row) const;
-    const std::vector<RowOrder>& orders() const { return orders_; }   // one per source
-
-private:
-    const Mixture& mixture_;
-    std::vector<RowOrder> orders_;
-};
-
-/// Exit::data if a loss mask hides every target of the run's first `rows` rows of T tokens.
-void require_targets(const Mixture& mixture, int T, bool shuffle, uint64_t seed, uint64_t rows);
-
 class Loader {
 public:
-    /// Precondition: the mixture outlives the loader. Exit::usage for invalid sizes, Exit::data for too few tokens.
+    /// Preconditions: the mixture outlives the loader; sizes are at least 1, and `rank` is below `ranks`. Exit::data for too few tokens.
     Loader(const Mixture& mixture, const LoaderConfig& config);
     Loader(const Loader&) = delete;   // the thread holds a pointer to it
     Loader& operator=(const Loader&) = delete;
@@ -77,12 +57,20 @@ public:
     /// The number of unmasked targets of optimiser step `step` on all ranks.
     int64_t targets_of_step(int64_t step) const;
 
+    /// Exit::data if a loss mask hides every target of the first `steps` steps, if any.
+    void require_targets(int64_t steps) const;
+
 private:
+    struct Place {
+        const TokenStream& stream;
+        uint64_t start;   // token
+    };
+    Place place(uint64_t row) const;
     std::vector<int32_t> read(uint64_t micro_step) const;   // inputs (B, T), targets (B, T)
 
-    bool masked_;
+    const Mixture& mixture_;
     LoaderConfig config_;
-    MixedOrder order_;
+    std::vector<RowOrder> orders_;             // one per source
     uint64_t micro_step_ = 0;                  // the next micro-step, counted from the start of the run
     std::future<std::vector<int32_t>> ahead_;  // its rows; the destructor of a future waits for its thread
 };

@@ -82,17 +82,10 @@ bool Mixture::masked() const {
     return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.stream.masked(); });
 }
 
-std::string Mixture::missing() const {
+std::string Mixture::fingerprint() const {
+    if (sources_.size() == 1) return first().fingerprint();
     std::string all;
-    for (const Source& s : sources_)
-        if (!s.stream.missing().empty()) all += (all.empty() ? "" : "; ") + s.stream.missing();
-    return all;
-}
-
-std::string Mixture::hash_of(const std::string& (TokenStream::*hash)() const) const {
-    if (sources_.size() == 1) return (first().*hash)();
-    std::string all;
-    for (const Source& s : sources_) all += (s.stream.*hash)() + "\n";
+    for (const Source& s : sources_) all += s.stream.fingerprint() + "\n";
     for (const uint64_t split : splits_) all += hexadecimal(split) + "\n";
     return hexadecimal(xxh3(all.data(), all.size()));
 }

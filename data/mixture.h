@@ -18,14 +18,12 @@ public:
     const std::vector<Source>& sources() const { return sources_; }
     const TokenStream& first() const { return sources_[0].stream; }
 
-    /// As of TokenStream, over all sources. The hashes depend on the weights too; of one source they are its own.
+    /// As of TokenStream, over all sources. The fingerprint depends on the weights too; of one source it is its own.
     uint64_t size() const;
     size_t shards() const;
     const std::string& name() const { return name_; }
     const std::string& tokenizer() const { return first().tokenizer(); }
-    std::string fingerprint() const { return hash_of(&TokenStream::fingerprint); }
-    std::string contents() const { return hash_of(&TokenStream::contents); }
-    std::string missing() const;
+    std::string fingerprint() const;
     bool masked() const;
 
     /// Row `row` of the run is row `index` of its source.
@@ -40,8 +38,6 @@ public:
     std::vector<uint64_t> counts(uint64_t rows) const;
 
 private:
-    std::string hash_of(const std::string& (TokenStream::*hash)() const) const;
-
     std::string name_;
     std::vector<Source> sources_;
     std::vector<uint64_t> splits_;   // source i's part of the rows that sources before it leave, in units of 2^-32; the last takes all

@@ -1,29 +1,22 @@
 #include "data/shard.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <glob.h>
+#include <fnmatch.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
-#include <utility>
 
-#include "data/checked_shard.h"
-#include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/hash.h"
-#include "model/base/retry.h"
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and mapped without conversion");
 
@@ -44,8 +37,8 @@ constexpr int32_t evaluation_magic = 20240522;
 
 using Header = std::array<int32_t, shard_header_bytes / sizeof(int32_t)>;   // [0] magic, [1] version, [2] tokens
 
-// The scan for bad tokens maps and releases this much of a file at a time, so that checking a large shard does not inflate the
-// process's resident memory. A multiple of every page size.
+// The scan for bad tokens releases this much of a file at a time, so that checking a large shard does not inflate the process's resident
+// memory.
 constexpr uint64_t scan_bytes = uint64_t{64} << 20;
 constexpr uint64_t block_bytes = uint64_t{1} << 18;   // is in the processor's cache for both the largest token and the hash
 
@@ -59,17 +52,6 @@ const Format& format_of(const std::string& path, int32_t magic) {
     fail(Exit::data, path, ": is not a token shard: it starts with magic ", magic, " at byte 0, expected ",
          narrow_format.magic, " (16-bit tokens) or ", wide_format.magic, " (32-bit tokens)",
          big_endian ? "; its bytes are in big-endian order" : "; ./tokenize writes shards from text");
-}
-
-Header read_header(const std::string& path, int file) {
-    Header header;
-    for (size_t done = 0; done < sizeof header;) {
-        char* const rest = reinterpret_cast<char*>(header.data()) + done;
-        const ssize_t got = retried([&] { return ::pread(file, rest, sizeof header - done, static_cast<off_t>(done)); });
-        if (got <= 0) fail(Exit::data, path, ": its header cannot be read: ", got == 0 ? "the file ends before" : last_os_error());
-        done += static_cast<size_t>(got);
-    }
-    return header;
 }
 
 // The shard's format. Exit::data unless header and file size agree.
@@ -89,21 +71,6 @@ const Format& check_header(const std::string& path, const Header& header, uint64
     return format;
 }
 
-// Releases the pages of bytes [begin, end) of the mapping, and those that the kernel maps with them on a page fault (at most 2 MiB,
-// aligned). They stay in the page cache, but resident memory does not grow with the data read.
-void release(void* map, uint64_t begin, uint64_t end, uint64_t file_bytes) {
-    constexpr uint64_t around = uint64_t{2} << 20;
-    const uint64_t first = begin / around * around;
-    const uint64_t last = std::min((end + around - 1) / around * around, file_bytes);
-    madvise(static_cast<char*>(map) + first, last - first, MADV_DONTNEED);
-}
-
-template <class Token>
-void widen(const void* payload, uint64_t start, size_t count, int32_t* out) {
-    const Token* tokens = static_cast<const Token*>(payload) + start;
-    for (size_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(tokens[i]);
-}
-
 template <class Token>
 uint32_t largest_of(const Token* tokens, size_t count) {
     Token largest = 0;
@@ -117,116 +84,96 @@ size_t first_outside(const Token* tokens, size_t count, uint32_t vocabulary) {
     return std::find_if(tokens, tokens + count, [&](Token token) { return token >= vocabulary; }) - tokens;
 }
 
-// Calls use(begin, end) for blocks of bytes [begin, end) of the mapping, in order, and releases their pages.
-template <class Use>
-void for_blocks(char* map, uint64_t begin, uint64_t end, uint64_t file_bytes, Use use) {
-    for (uint64_t piece = begin; piece < end; piece += scan_bytes) {
-        const uint64_t piece_end = std::min(piece + scan_bytes, end);
-        const uint64_t page = piece / 65536 * 65536;   // where an advised range has to begin: a multiple of every page size
-        madvise(map + page, piece_end - page, MADV_WILLNEED);
-        for (uint64_t at = piece; at < piece_end; at += block_bytes) use(at, std::min(at + block_bytes, piece_end));
-        release(map, piece, piece_end, file_bytes);
+// ---- large shards that were checked before
+
+std::string cache_folder() {
+    const char* cache = std::getenv("XDG_CACHE_HOME");
+    const char* home = std::getenv("HOME");
+    if (cache && *cache) return std::string(cache) + "/train_gpt/shards";
+    return home && *home ? std::string(home) + "/.cache/train_gpt/shards" : "";
+}
+
+// A record of the check of a large shard, so that runs need not read it again: one small file in $XDG_CACHE_HOME/train_gpt/shards, or
+// ~/.cache/train_gpt/shards. Deleting it only costs another check. It identifies the state of the shard by path, size, inode, mtime and
+// ctime (which programs cannot set), and by a hash of the first and last 64 KiB.
+class CheckedShard {
+public:
+    // Of the file `path`, mapped at `bytes`.
+    CheckedShard(const std::string& path, std::span<const std::byte> bytes) {
+        std::error_code unknown;
+        const std::string absolute = fs::canonical(path, unknown).string(), folder = cache_folder();
+        struct stat status;
+        if (bytes.size() < smallest_remembered_shard || unknown || folder.empty() || ::stat(absolute.c_str(), &status) != 0) return;
+        const size_t end = std::min<size_t>(bytes.size(), 65536);
+        const uint64_t both_ends = xxh3(bytes.last(end).data(), end, xxh3(bytes.first(end)));
+        std::ostringstream identity;
+        identity << absolute << ' ' << status.st_size << ' ' << status.st_ino << ' ' << status.st_mtim.tv_sec << '.'
+                 << status.st_mtim.tv_nsec << ' ' << status.st_ctim.tv_sec << '.' << status.st_ctim.tv_nsec << ' '
+                 << hexadecimal(both_ends);
+        identity_ = identity.str();
+        file_ = folder + "/" + hexadecimal(xxh3(absolute.data(), absolute.size()));
     }
-}
 
-// The largest token of a shard, whose tokens end at byte tokens_end of the file. Exit::data if any is not below `vocabulary`.
-template <class Token>
-uint32_t scan(const std::string& path, char* map, uint64_t tokens_end, uint64_t file_bytes, uint32_t vocabulary,
-              FileHasher& hasher) {
-    uint32_t largest = 0;
-    hasher.add(map, shard_header_bytes);
-    for_blocks(map, shard_header_bytes, tokens_end, file_bytes, [&](uint64_t begin, uint64_t end) {
-        const Token* tokens = reinterpret_cast<const Token*>(map + begin);
-        const size_t count = (end - begin) / sizeof(Token);
-        hasher.add(tokens, end - begin);
-        largest = std::max(largest, largest_of(tokens, count));
-        if (largest < vocabulary) return;
-        const size_t bad = first_outside(tokens, count, vocabulary);
-        fail(Exit::data, path, ": token ", (begin - shard_header_bytes) / sizeof(Token) + bad, " at byte ", begin + bad * sizeof(Token),
-             " is ", uint64_t{tokens[bad]}, ", but the vocabulary has ", vocabulary, " ids (0 to ", vocabulary - 1,
-             "); was it written with the tokenizer of this model?");
-    });
-    return largest;
-}
+    // The file's hash, if an earlier check of this exact file took it and found all tokens below `vocabulary`; else "".
+    std::string passed_hash(uint32_t vocabulary) const {
+        std::ifstream record(file_);
+        std::string identity, hash;
+        uint32_t largest;
+        const bool is_this = std::getline(record, identity) && identity == identity_;
+        return is_this && record >> largest >> hash && largest < vocabulary ? hash : "";   // older records may lack the hash
+    }
 
-// Exit::data unless every byte of a mask, from byte mask_begin to the end of the file, is 0 or 1.
-void scan_mask(const std::string& path, char* map, uint64_t mask_begin, uint64_t file_bytes, FileHasher& hasher) {
-    for_blocks(map, mask_begin, file_bytes, file_bytes, [&](uint64_t begin, uint64_t end) {
-        const auto* first = reinterpret_cast<const uint8_t*>(map + begin);
-        hasher.add(first, end - begin);
-        if (largest_of(first, end - begin) <= 1) return;
-        const uint64_t bad = begin + first_outside(first, end - begin, 2);
-        fail(Exit::data, path, ": the loss mask has ", int{static_cast<uint8_t>(map[bad])}, " at byte ", bad, ", for token ",
-             bad - mask_begin, "; 1 is a token that counts as a target, 0 one that does not");
-    });
-}
+    void remember(uint32_t largest_token, const std::string& xxh64) const {
+        if (file_.empty()) return;
+        std::error_code ignored;
+        fs::create_directories(fs::path(file_).parent_path(), ignored);
+        replace_file(file_, identity_ + "\n" + std::to_string(largest_token) + " " + xxh64 + "\n");   // without it: another check
+    }
+
+private:
+    std::string file_;        // path of the record; "" for a small shard, or if there is no place for it
+    std::string identity_;    // first line of the record
+};
 
 }  // namespace
 
-Shard::Shard(const std::string& path) : path_(path) {
-    // O_NONBLOCK: opening a named pipe must not wait for a writer.
-    const Descriptor file(retried([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }));
-    if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
+Shard::Shard(const std::string& path) : path_(path), map_(as_data([&] { return MappedFile(path); })) {
     struct stat status;
-    if (::fstat(file.get(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());
-    if (!S_ISREG(status.st_mode)) fail(Exit::data, path, ": is not a regular file, a token shard is expected");
-    file_bytes_ = static_cast<uint64_t>(status.st_size);
+    if (::stat(path.c_str(), &status) != 0) fail(Exit::data, path, ": cannot be examined: ", last_os_error());
     inode_ = status.st_ino;
-    if (file_bytes_ < shard_header_bytes)
-        fail(Exit::data, path, ": has ", file_bytes_, " bytes, the header of a token shard alone has ", shard_header_bytes);
-
-    const Header header = read_header(path, file.get());
-    const Format& format = check_header(path, header, file_bytes_);
+    if (file_bytes() < shard_header_bytes)
+        fail(Exit::data, path, ": has ", file_bytes(), " bytes, the header of a token shard alone has ", shard_header_bytes);
+    Header header;
+    std::memcpy(header.data(), bytes(), sizeof header);
+    const Format& format = check_header(path, header, file_bytes());
     tokens_ = static_cast<uint64_t>(header[2]);
     bytes_per_token_ = format.bytes_per_token;
     masked_ = header[1] == format.version_of(true);
-
-    void* map = ::mmap(nullptr, file_bytes_, PROT_READ, MAP_SHARED, file.get(), 0);
-    if (map == MAP_FAILED) fail(Exit::data, path, ": cannot be mapped into memory: ", last_os_error());
-    map_ = map;
-}
-
-Shard::~Shard() { unmap(); }
-
-Shard::Shard(Shard&& other) noexcept { *this = std::move(other); }
-
-Shard& Shard::operator=(Shard&& other) noexcept {
-    if (this == &other) return *this;
-    unmap();
-    path_ = std::move(other.path_);
-    map_ = std::exchange(other.map_, nullptr);
-    file_bytes_ = std::exchange(other.file_bytes_, 0);
-    inode_ = other.inode_;
-    tokens_ = std::exchange(other.tokens_, 0);
-    bytes_per_token_ = other.bytes_per_token_;
-    masked_ = other.masked_;
-    return *this;
-}
-
-void Shard::unmap() {
-    if (map_) ::munmap(map_, file_bytes_);
-    map_ = nullptr;
-}
-
-uint64_t Shard::fingerprint(uint64_t seed) const {
-    require_whole();
-    return hash_of_both_ends(map_, file_bytes_, xxh3(&file_bytes_, sizeof file_bytes_, seed));
 }
 
 void Shard::require_whole() const {
     // A different file under this name, or none, is harmless: the mapping keeps the original alive.
     struct stat status;
     const bool same_file = ::stat(path_.c_str(), &status) == 0 && status.st_ino == inode_;
-    if (same_file && static_cast<uint64_t>(status.st_size) < file_bytes_)
-        fail(Exit::data, path_, ": was cut short while it was in use: from ", file_bytes_, " to ", status.st_size, " bytes");
+    if (same_file && static_cast<uint64_t>(status.st_size) < file_bytes())
+        fail(Exit::data, path_, ": was cut short while it was in use: from ", file_bytes(), " to ", status.st_size, " bytes");
+}
+
+// Releases the pages of bytes [begin, end) of the file, and those that the kernel maps with them on a page fault (at most 2 MiB,
+// aligned). They stay in the page cache, but resident memory does not grow with the data read.
+void Shard::release(uint64_t begin, uint64_t end) const {
+    constexpr uint64_t around = uint64_t{2} << 20;
+    const uint64_t first = begin / around * around;
+    map_.release(map_.bytes().subspan(first, std::min((end + around - 1) / around * around, file_bytes()) - first));
 }
 
 void Shard::copy(uint64_t start, size_t count, int32_t* out) const {
     require_whole();
-    if (bytes_per_token_ == narrow_format.bytes_per_token) widen<uint16_t>(payload(), start, count, out);
-    else widen<uint32_t>(payload(), start, count, out);
+    const char* const payload = bytes() + shard_header_bytes;
+    if (bytes_per_token_ == narrow_format.bytes_per_token) std::copy_n(reinterpret_cast<const uint16_t*>(payload) + start, count, out);
+    else std::copy_n(reinterpret_cast<const uint32_t*>(payload) + start, count, out);
     const uint64_t begin = shard_header_bytes + start * static_cast<uint64_t>(bytes_per_token_);
-    release(map_, begin, begin + count * static_cast<uint64_t>(bytes_per_token_), file_bytes_);
+    release(begin, begin + count * static_cast<uint64_t>(bytes_per_token_));
 }
 
 void Shard::hide_targets(uint64_t start, size_t count, int32_t* targets) const {
@@ -234,7 +181,7 @@ void Shard::hide_targets(uint64_t start, size_t count, int32_t* targets) const {
     require_whole();
     for (size_t i = 0; i < count; ++i)
         if (!mask()[start + i]) targets[i] = -1;
-    release(map_, mask_begin() + start, mask_begin() + start + count, file_bytes_);
+    release(mask_begin() + start, mask_begin() + start + count);
 }
 
 uint64_t Shard::count_targets(uint64_t start, uint64_t count) const {
@@ -242,38 +189,72 @@ uint64_t Shard::count_targets(uint64_t start, uint64_t count) const {
     require_whole();
     const uint8_t* const first = mask() + start;
     const auto counted = static_cast<uint64_t>(std::count(first, first + count, uint8_t{1}));
-    release(map_, mask_begin() + start, mask_begin() + start + count, file_bytes_);
+    release(mask_begin() + start, mask_begin() + start + count);
     return counted;
+}
+
+// The largest of the numbers in bytes [begin, end) of the file, which are added to the hasher block by block. Calls refuse(byte, number)
+// for the first that is not below `limit`.
+template <class Number, class Refuse>
+uint32_t Shard::scan(uint64_t begin, uint64_t end, uint32_t limit, FileHasher& hasher, Refuse refuse) const {
+    Number largest = 0;
+    for (uint64_t at = begin; at < end; at += block_bytes) {
+        if ((at - begin) % scan_bytes == 0) {
+            release(begin, at);
+            const uint64_t page = at / 65536 * 65536;   // where an advised range has to begin: a multiple of every page size
+            ::madvise(const_cast<char*>(bytes()) + page, std::min(at + scan_bytes, end) - page, MADV_WILLNEED);
+        }
+        const uint64_t block_end = std::min(at + block_bytes, end);
+        const auto* numbers = reinterpret_cast<const Number*>(bytes() + at);
+        const size_t count = (block_end - at) / sizeof(Number);
+        hasher.add(numbers, block_end - at);
+        largest = std::max(largest, static_cast<Number>(largest_of(numbers, count)));
+        if (largest >= limit) {
+            const size_t bad = first_outside(numbers, count, limit);
+            refuse(at + bad * sizeof(Number), uint64_t{numbers[bad]});
+        }
+    }
+    release(begin, end);
+    return largest;
 }
 
 // The largest token; all bytes of the file are added to the hasher.
 uint32_t Shard::scan_all(uint32_t vocabulary, FileHasher& hasher) const {
-    char* const map = static_cast<char*>(map_);
-    const auto scan_tokens = bytes_per_token_ == narrow_format.bytes_per_token ? scan<uint16_t> : scan<uint32_t>;
-    const uint32_t largest = scan_tokens(path_, map, mask_begin(), file_bytes_, vocabulary, hasher);
-    if (masked_) scan_mask(path_, map, mask_begin(), file_bytes_, hasher);
+    const auto refuse_token = [&](uint64_t byte, uint64_t id) {
+        fail(Exit::data, path_, ": token ", (byte - shard_header_bytes) / static_cast<uint64_t>(bytes_per_token_), " at byte ", byte,
+             " is ", id, ", but the vocabulary has ", vocabulary, " ids (0 to ", vocabulary - 1,
+             "); was it written with the tokenizer of this model?");
+    };
+    const auto refuse_mask = [&](uint64_t byte, uint64_t value) {
+        fail(Exit::data, path_, ": the loss mask has ", value, " at byte ", byte, ", for token ", byte - mask_begin(),
+             "; 1 is a token that counts as a target, 0 one that does not");
+    };
+    hasher.add(bytes(), shard_header_bytes);
+    const uint32_t largest = bytes_per_token_ == narrow_format.bytes_per_token
+                                 ? scan<uint16_t>(shard_header_bytes, mask_begin(), vocabulary, hasher, refuse_token)
+                                 : scan<uint32_t>(shard_header_bytes, mask_begin(), vocabulary, hasher, refuse_token);
+    scan<uint8_t>(mask_begin(), file_bytes(), 2, hasher, refuse_mask);
     return largest;
 }
 
 std::string Shard::check_content(int vocabulary, const std::string& xxh64, bool again) const {
     const auto limit = static_cast<uint32_t>(vocabulary);
-    const bool remembered = file_bytes_ >= smallest_remembered_shard;
-    const CheckedShard known = remembered ? CheckedShard(path_, map_, file_bytes_) : CheckedShard();
-    const std::string passed = remembered && !again ? known.passed_hash(limit) : "";
+    const CheckedShard known(path_, map_.bytes());
+    const std::string passed = again ? "" : known.passed_hash(limit);
     if (!passed.empty() && (xxh64.empty() || passed == xxh64)) return passed;
     FileHasher hasher;
     const uint32_t largest = scan_all(limit, hasher);
-    const std::string hash = hasher.digest();
+    const std::string hash = hexadecimal(hasher.digest());
     if (!xxh64.empty() && hash != xxh64)
         fail(Exit::data, path_, ": is damaged or was changed: the hash of its bytes is ", hash, ", its manifest says ", xxh64,
              "; copy it again from where it was made, or run ./tokenize again");
-    if (remembered) known.remember(largest, hash);
+    known.remember(largest, hash);
     return hash;
 }
 
 ShardWriter::ShardWriter(const std::string& path, int vocabulary) : file_(path), vocabulary_(vocabulary) {
     const Header zeros = {};
-    file_.write(zeros.data(), sizeof zeros);   // finish() fills it in
+    file_.write(zeros.data(), sizeof zeros);   // publish() fills it in
 }
 
 void ShardWriter::write(std::span<const uint32_t> ids, std::span<const uint8_t> mask) {
@@ -291,58 +272,36 @@ void ShardWriter::write(std::span<const uint32_t> ids, std::span<const uint8_t> 
     file_.write(narrow_.data(), narrow_.size() * sizeof(uint16_t));
 }
 
-ShardInfo ShardWriter::finish() {
+ShardInfo ShardWriter::publish() {
     const Format& format = vocabulary_ > 65536 ? wide_format : narrow_format;
     const int32_t start[3] = {format.magic, format.version_of(!mask_.empty()), static_cast<int32_t>(tokens_)};
     file_.write(mask_.data(), mask_.size());
-    file_.overwrite(0, start, sizeof start);
-    file_.finish();
-    finished_ = true;
-    return {fs::path(file_.path()).filename().string(), tokens_,
-            shard_header_bytes + tokens_ * static_cast<uint64_t>(format.bytes_per_token) + mask_.size(), file_hash(file_.temporary())};
-}
-
-void ShardWriter::publish() {
-    if (!finished_) finish();
+    file_.overwrite_start(start, sizeof start);
     file_.publish();
+    const uint64_t bytes = shard_header_bytes + tokens_ * static_cast<uint64_t>(format.bytes_per_token) + mask_.size();
+    return {fs::path(file_.path()).filename().string(), tokens_, bytes, file_hash(file_.path())};
 }
 
-/// glob() takes a folder that cannot be read, or not to its end, for one without files. Here folders are read through functions of our
-/// own, which keep the error.
-static thread_local int folder_error = 0;
-static glob_t reports_folder_errors() {
-    glob_t search = {};
-    search.gl_opendir = [](const char* path) -> void* {
-        DIR* folder = nullptr;
-        do folder = ::opendir(path);
-        while (!folder && errno == EINTR);
-        if (!folder && errno != ENOENT && errno != ENOTDIR) folder_error = errno;
-        return folder;
-    };
-    search.gl_readdir = [](void* folder) {
-        dirent* entry = nullptr;
-        do errno = 0, entry = ::readdir(static_cast<DIR*>(folder));
-        while (!entry && errno == EINTR);
-        if (!entry && errno != 0) folder_error = errno;
-        return entry;
-    };
-    search.gl_closedir = [](void* folder) { ::closedir(static_cast<DIR*>(folder)); };
-    search.gl_stat = [](const char* path, struct stat* info) { return retried([&] { return ::stat(path, info); }); };
-    search.gl_lstat = [](const char* path, struct stat* info) { return retried([&] { return ::lstat(path, info); }); };
-    return search;
+// Adds to `found` the paths in `folder` that match the parts of a pattern, from `part` on. Exit::checkpoint if a folder
+// cannot be listed to its end, where glob() would return what it has read.
+static void add_matches(const fs::path& folder, fs::path::iterator part, fs::path::iterator end, std::vector<std::string>& found) {
+    if (part == end) return found.push_back(folder.string());
+    if (part->string().find_first_of("*?[\\") == std::string::npos) {
+        if (path_exists(folder / *part)) add_matches(folder / *part, std::next(part), end, found);
+        return;
+    }
+    for (const fs::path& entry : entries_of(folder.empty() ? "." : folder))
+        if (::fnmatch(part->c_str(), entry.filename().c_str(), FNM_PERIOD) == 0)
+            add_matches(folder / entry.filename(), std::next(part), end, found);
 }
 
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& expected) {
     std::error_code ignored;
     if (fs::exists(pattern, ignored)) return {pattern};   // a name may contain brackets
-    glob_t found = reports_folder_errors();
-    folder_error = 0;
-    const int result = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_ALTDIRFUNC, nullptr, &found);
-    std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    ::globfree(&found);
-    if (result == GLOB_NOSPACE) fail(Exit::out_of_memory, "not enough memory for the files that '", pattern, "' names");
-    if (folder_error) fail(Exit::data, "the folder of '", pattern, "' cannot be listed: ", std::strerror(folder_error), "; try again");
+    const fs::path parts(pattern);
+    std::vector<std::string> paths;
+    as_data([&] { add_matches("", parts.begin(), parts.end(), paths); });
     if (paths.empty()) fail(Exit::data, "no file matches '", pattern, "'; expected there: ", expected);
-    std::sort(paths.begin(), paths.end());   // glob() would sort by the locale, and ranks may differ in that
+    std::sort(paths.begin(), paths.end());   // not by the locale, in which ranks may differ
     return paths;
 }

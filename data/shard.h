@@ -1,6 +1,5 @@
-// Token shards, the training data: 256 little-endian int32 (magic, version, number of tokens, zeros), then the tokens, 16 or 32 bits each,
-// and optionally a loss mask, one byte per token: whether it counts as a target. The format is llm.c's, except for the mask;
-// data/README.md describes it.
+// Token shards, the training data: a header, tokens of 16 or 32 bits, and optionally a loss mask, one byte per token: whether it counts as
+// a target. data/README.md describes the format, llm.c's except for the mask.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,25 +8,20 @@
 #include <vector>
 
 #include "data/documents/files.h"
+#include "model/base/disk.h"
 
 constexpr size_t shard_header_bytes = 256 * sizeof(int32_t);
 
 /// One shard, memory-mapped for reading. Move-only. The constructor validates the header and the file's size (Exit::data, naming
-/// the path, what was found and what was expected); check_range() validates the tokens.
+/// the path, what was found and what was expected); check_content() validates the tokens.
 class Shard {
 public:
     explicit Shard(const std::string& path);
-    ~Shard();
-    Shard(Shard&& other) noexcept;
-    Shard& operator=(Shard&& other) noexcept;
 
     const std::string& path() const { return path_; }
     uint64_t size() const { return tokens_; }                    // tokens
     int bytes_per_token() const { return bytes_per_token_; }     // 2 or 4
     bool masked() const { return masked_; }                      // without a mask every token counts as a target
-
-    /// A hash of the file's size and of its first and last 64 KiB, which goes on from `seed`.
-    uint64_t fingerprint(uint64_t seed) const;
 
     /// Precondition: start + count <= size(). Copies tokens [start, start + count) to `out`. Exit::data if the file was truncated
     /// after it was opened (reading past its end through the mapping would raise SIGBUS).
@@ -45,16 +39,18 @@ public:
     std::string check_content(int vocabulary, const std::string& xxh64 = "", bool again = false) const;
 
 private:
-    const void* payload() const { return static_cast<const char*>(map_) + shard_header_bytes; }
+    const char* bytes() const { return reinterpret_cast<const char*>(map_.bytes().data()); }
+    uint64_t file_bytes() const { return map_.bytes().size(); }
     uint64_t mask_begin() const { return shard_header_bytes + tokens_ * static_cast<uint64_t>(bytes_per_token_); }
-    const uint8_t* mask() const { return static_cast<const uint8_t*>(map_) + mask_begin(); }
+    const uint8_t* mask() const { return reinterpret_cast<const uint8_t*>(bytes() + mask_begin()); }
     void require_whole() const;
+    void release(uint64_t begin, uint64_t end) const;
+    template <class Number, class Refuse>
+    uint32_t scan(uint64_t begin, uint64_t end, uint32_t limit, FileHasher& hasher, Refuse refuse) const;
     uint32_t scan_all(uint32_t vocabulary, FileHasher& hasher) const;
-    void unmap();
 
     std::string path_;
-    void* map_ = nullptr;        // the whole file
-    uint64_t file_bytes_ = 0;
+    MappedFile map_;
     uint64_t inode_ = 0;
     uint64_t tokens_ = 0;
     int bytes_per_token_ = 0;
@@ -72,8 +68,8 @@ struct ShardInfo {
     std::string xxh64;       // of the file, 16 hexadecimal digits
 };
 
-/// Writes one shard sequentially: 16-bit tokens if the vocabulary allows, else 32-bit. The file gets its final name only in
-/// publish(); if the object is destroyed earlier, nothing remains. Failures (disk full, no permission) are Exit::data.
+/// Writes one shard sequentially: 16-bit tokens if the vocabulary allows, else 32-bit. The file gets its name only in publish(); if the
+/// object is destroyed earlier, nothing remains. Failures (disk full, no permission) are Exit::data.
 class ShardWriter {
 public:
     ShardWriter(const std::string& path, int vocabulary);
@@ -82,14 +78,8 @@ public:
     /// outside the vocabulary or more tokens than a header can count (2^31 - 1).
     void write(std::span<const uint32_t> ids, std::span<const uint8_t> mask = {});
 
-    /// Writes the number of tokens to the header, syncs and closes; the file keeps its temporary name.
-    ShardInfo finish();
-
-    /// finish() unless already done, then renames to the final name.
-    void publish();
-
-    /// Precondition: finish(). The file outlives the object under its temporary name.
-    void leave() { file_.leave(); }
+    /// Writes the number of tokens to the header, syncs, closes and renames.
+    ShardInfo publish();
 
     uint64_t tokens() const { return tokens_; }
 
@@ -97,7 +87,6 @@ private:
     OutputFile file_;
     int vocabulary_;
     uint64_t tokens_ = 0;
-    bool finished_ = false;
     std::vector<uint16_t> narrow_;     // scratch of write()
     std::vector<uint8_t> mask_;        // of all tokens so far, or of none: it comes last in the file
 };

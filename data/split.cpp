@@ -1,39 +1,15 @@
 #include "data/split.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 #include <utility>
 
 #include "model/base/error.h"
+#include "model/base/hash.h"
 
 namespace {
-
-struct Survey {
-    uint64_t documents = 0;
-    uint64_t bytes = 0;       // of their text; valid only if lines are parsed
-};
-
-// Counting documents needs no parsing; counting the bytes of their text does.
-Survey survey(const std::vector<Input>& inputs, const DocumentRules& rules, bool parse, const OnDocument& on_document) {
-    const std::atomic<bool> never = false;   // on_document may throw instead
-    Survey found;
-    for (const Input& input : inputs) {
-        DocumentReader reader(input, rules, never);
-        Piece piece;
-        while (reader.next(piece)) {
-            found.documents += piece.begins();
-            if (parse && input.json_lines())
-                found.bytes += text_of_json_line(piece.text, rules.text_field, input.name(), piece.place.line + 1).size();
-            else
-                found.bytes += piece.text.size();
-            on_document(found.documents);
-        }
-    }
-    return found;
-}
 
 // floor(n * (1 - val_fraction)), at least 1; the small term compensates rounding, as in 98.99999 for 99.
 uint64_t train_part(uint64_t n, double val_fraction) {
@@ -44,46 +20,56 @@ uint64_t train_part(uint64_t n, double val_fraction) {
 }  // namespace
 
 Split choose_split(const std::vector<Input>& inputs, const DocumentRules& rules, double val_fraction,
-                   const OnDocument& on_document) {
-    Split split;
-    const uint64_t documents = survey(inputs, rules, false, on_document).documents;
-    split.train_documents = train_part(documents, val_fraction);
-    if (documents > 1) return split;
-    if (documents == 1 && rules.mask_prompts)
-        fail(Exit::data, inputs[0].name(), ": holds a single prompt and completion, which cannot be split; give --val-fraction 0");
-    split.train_bytes = train_part(survey(inputs, rules, true, on_document).bytes, val_fraction);
-    return split;
+                   const std::function<void(uint64_t)>& on_document) {
+    uint64_t documents = 0, bytes = 0;
+    bool json_lines = false;
+    for (const Input& input : inputs) {
+        DocumentReader reader(input, rules, [&] { on_document(documents); });
+        for (Piece piece; reader.next(piece); bytes += piece.text.size()) {
+            documents += piece.begins;
+            on_document(documents);
+            json_lines = json_lines || input.json_lines();
+        }
+    }
+    if (documents == 1 && json_lines)
+        fail(Exit::data, inputs[0].name(), ": holds a single document, and a line of JSON cannot be split; give --val-fraction 0");
+    return {train_part(documents, val_fraction), documents == 1 ? train_part(bytes, val_fraction) : nowhere};
 }
 
 SplitWriter::SplitWriter(const SplitWriterOptions& options, SavedRun run, Save save)
-    : options_(options), run_(std::move(run)), save_(std::move(save)), in_validation_(run_.in_validation), skip_(run_.written),
-      documents_(run_.documents_before) {
+    : options_(options), run_(std::move(run)), resumed_at_(run_.batches), save_(std::move(save)), in_validation_(run_.in_validation),
+      skip_(run_.written) {
+    if (resumed_at_ > 0 || skip_ > 0) resumed_hash_ = run_.text_hash;
+    run_.text_hash = 0;
     for (const ShardInfo& shard : run_.train) train_tokens_ += shard.tokens;
     for (const ShardInfo& shard : run_.val) val_tokens_ += shard.tokens;
 }
 
+void SplitWriter::require_same_text(bool ends_within) const {
+    if (resumed_hash_ && (run_.text_hash != *resumed_hash_ || ends_within))
+        fail(Exit::data, "the inputs differ from the stopped run's; give it the same text again, or remove the folder ", options_.folder,
+             " to start over");
+}
+
 void SplitWriter::add(const TextBatch& batch) {
-    size_t begin = 0;
+    run_.batches = batches_++, run_.written = 0;
+    size_t begin = 0, text_begin = 0;
     for (const TextBatch::Item& item : batch.items) {
-        run_.input = batch.input;
-        run_.place = item.place;
-        run_.written = 0;
-        run_.documents_before = documents_;
-        const bool begins = item.place.document_bytes == 0;
-        documents_ += begins;
-        if (begins && skip_ == 0) switch_to(belongs_to_validation());
-        write(batch, begin, item.validation_from);
-        if (item.validation_from < item.ids_end) switch_to(true);
-        write(batch, item.validation_from, item.ids_end);
-        begin = item.ids_end;
+        documents_ += item.begins;
+        if (run_.batches >= resumed_at_) {
+            if (skip_ < item.ids_end - begin) require_same_text(false), resumed_hash_.reset();
+            if (skip_ == 0 && (item.begins || item.divides)) switch_to(item.divides || belongs_to_validation());
+            write(batch, begin, item.ids_end);
+        }
+        run_.text_hash = xxh3(batch.text.data() + text_begin, item.text_end - text_begin, run_.text_hash);
+        begin = item.ids_end, text_begin = item.text_end;
     }
 }
 
 const SavedRun& SplitWriter::finish() {
-    run_.documents_before = documents_;
-    run_.complete = true;
+    require_same_text(skip_ > 0);
+    run_.batches = batches_, run_.written = 0;
     if (shard_) finish_shard();
-    else save_(run_);
     return run_;
 }
 
@@ -120,14 +106,13 @@ void SplitWriter::start_shard() {
     const int number = static_cast<int>(in_validation_ ? run_.val.size() : run_.train.size() + 1);
     char suffix[32];
     std::snprintf(suffix, sizeof suffix, "_%s_%06d.bin", in_validation_ ? "val" : "train", number);
-    shard_.emplace(options_.stem + suffix, options_.vocabulary);
+    shard_.emplace(options_.folder + "/" + options_.name + suffix, options_.vocabulary);
 }
 
 void SplitWriter::finish_shard() {
-    (in_validation_ ? run_.val : run_.train).push_back(shard_->finish());
+    (in_validation_ ? run_.val : run_.train).push_back(shard_->publish());
     run_.in_validation = in_validation_;
     save_(run_);
-    shard_->leave();
     shard_.reset();
 }
 

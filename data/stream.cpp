@@ -1,7 +1,5 @@
 #include "data/stream.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -36,59 +34,28 @@ public:
         std::string tokenizer, xxh64;   // "" if no manifest lists the shard
     };
 
-    explicit Manifests(const std::string& glob) : glob_(glob) {}
-
-    /// A sentence on the listed shards that the glob would name if they were there; "" if all are.
-    std::string missing;
-
     Entry find(const std::string& shard_path) {
         const std::string path = manifest_path(shard_path), file = fs::path(shard_path).filename().string();
         if (path.empty() || !fs::exists(path)) return {};
-        auto known = by_path_.find(path);
-        if (known == by_path_.end()) {
-            known = by_path_.emplace(path, manifest_from_json(read_regular_file(path), path)).first;
-            look_for_shards(known->second, path);
-        }
-        for (const ShardInfo& shard : known->second.shards)
-            if (shard.file == file) return {tokenizer_of(known->second, path), shard.xxh64};
+        if (!by_path_.contains(path)) by_path_[path] = manifest_from_json(read_small_file(path), path);
+        for (const ShardInfo& shard : by_path_[path].shards)
+            if (shard.file == file) return {tokenizer_of(by_path_[path], path), shard.xxh64};
         return {};
     }
 
 private:
-    void look_for_shards(const Manifest& manifest, const std::string& path) {
-        std::string names;
-        for (const ShardInfo& shard : manifest.shards) {
-            const std::string file = (fs::path(path).parent_path() / shard.file).string();
-            const bool wanted = ::fnmatch(glob_.c_str(), file.c_str(), FNM_PATHNAME) == 0;
-            if (wanted && !fs::exists(file)) names += (names.empty() ? "" : ", ") + shard.file;
-        }
-        if (!names.empty())
-            missing += (missing.empty() ? "" : "; ") + path + ": lists " + names + ", missing from its folder; the data of " +
-                       glob_ + " goes without";
-    }
-
-    std::string glob_;
     std::map<std::string, Manifest> by_path_;
 };
 
 }  // namespace
 
 TokenStream::TokenStream(const std::string& glob, int vocabulary, bool check_again) : name_(glob) {
-    open(expand_glob(glob), vocabulary, check_again);
-}
-
-TokenStream::TokenStream(const std::vector<std::string>& paths, int vocabulary, bool check_again) {
-    if (paths.empty()) fail(Exit::data, "the list of token shards is empty");
-    name_ = paths[0];
-    open(paths, vocabulary, check_again);
-}
-
-void TokenStream::open(const std::vector<std::string>& paths, int vocabulary, bool check_again) {
+    const std::vector<std::string> paths = expand_glob(glob);
     // All headers first: a problem with the last path should not wait for a scan of gigabytes.
     for (const std::string& path : paths) shards_.emplace_back(path);
-    Manifests manifests(name_);
+    Manifests manifests;
     tokenizer_ = manifests.find(paths[0]).tokenizer;
-    uint64_t start = 0, hash = 0;
+    uint64_t start = 0;
     std::string hashes;
     for (const Shard& shard : shards_) {
         const auto [tokenizer, xxh64] = manifests.find(shard.path());
@@ -98,12 +65,9 @@ void TokenStream::open(const std::vector<std::string>& paths, int vocabulary, bo
         hashes += shard.check_content(vocabulary, xxh64, check_again) + "\n";
         starts_.push_back(start);
         start += shard.size();
-        hash = shard.fingerprint(hash);
     }
-    missing_ = manifests.missing;
     starts_.push_back(start);
-    fingerprint_ = hexadecimal(hash);
-    contents_ = hexadecimal(xxh3(hashes.data(), hashes.size()));
+    fingerprint_ = hexadecimal(xxh3(hashes.data(), hashes.size()));
 }
 
 template <class Visit>

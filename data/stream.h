@@ -13,27 +13,19 @@ class TokenStream {
 public:
     /// With `check_again`, large shards that have been checked before are read again.
     TokenStream(const std::string& glob, int vocabulary, bool check_again = false);
-    TokenStream(const std::vector<std::string>& paths, int vocabulary, bool check_again = false);
 
     uint64_t size() const { return starts_.empty() ? 0 : starts_.back(); }
     size_t shards() const { return shards_.size(); }
 
-    /// Its name in messages: the glob, or the first path.
+    /// Its name in messages: the glob.
     const std::string& name() const { return name_; }
 
     /// The tokenizer recorded in the manifest next to the shards, for open_tokenizer(); "" if there is none. All shards have the
     /// same one (Exit::data on opening).
     const std::string& tokenizer() const { return tokenizer_; }
 
-    /// 16 hexadecimal digits: a hash of the shards' sizes and of their first and last 64 KiB, in order.
+    /// 16 hexadecimal digits: a hash of all bytes of the shards, in order, with or without manifests.
     const std::string& fingerprint() const { return fingerprint_; }
-
-    /// 16 hexadecimal digits: a hash of all bytes of the shards, in order, with or without manifests. Unlike fingerprint() it covers the
-    /// tokens between the ends.
-    const std::string& contents() const { return contents_; }
-
-    /// A sentence on shards that a manifest lists and the glob matches but the folder lacks; "" if there are none.
-    const std::string& missing() const { return missing_; }
 
     /// Copies tokens [start, start + count), across shards. Exit::data beyond the end.
     void copy(uint64_t start, size_t count, int32_t* out) const;
@@ -52,12 +44,9 @@ private:
     template <class Visit>
     void for_parts(uint64_t start, uint64_t count, Visit visit) const;
 
-    void open(const std::vector<std::string>& paths, int vocabulary, bool check_again);
-
     std::string name_;
     std::string tokenizer_;
-    std::string fingerprint_, contents_;
+    std::string fingerprint_;
     std::vector<Shard> shards_;
     std::vector<uint64_t> starts_;   // (shards + 1) index of each shard's first token, and the total
-    std::string missing_;
 };

@@ -22,8 +22,7 @@ public:
         const auto now = std::chrono::steady_clock::now();
         if (now - shown_ < std::chrono::milliseconds(100)) return;
         shown_ = now;
-        if (progress.counting) std::fprintf(stderr, "\rcounting documents: %llu", count(progress.documents));
-        else if (progress.text_bytes > 0) std::fprintf(stderr, "\r%s\033[K", line(progress).c_str());
+        std::fprintf(stderr, "\r%s\033[K", line(progress).c_str());
     }
 
     void note(const std::string& sentence) const {
@@ -35,27 +34,18 @@ public:
     }
 
 private:
-    static unsigned long long count(uint64_t n) { return n; }
-
-    // Progress and time left are by bytes of the files; for standard input they need --documents. Rates count from the first call,
-    // as this run may resume another one.
+    // Rates count from the first tokens of this run, which may resume another one.
     std::string line(const TokenizeProgress& progress) {
-        if (first_.text_bytes == 0) {
-            first_ = progress;
-            since_first_ = Stopwatch();
-            return "";
-        }
-        const double seconds = since_first_.seconds(), megabytes = static_cast<double>(progress.text_bytes) / 1e6;
-        const double rate = (megabytes - static_cast<double>(first_.text_bytes) / 1e6) / seconds;
-        const std::string shown = text("%llu documents | %llu tokens | %.0f MB | %.0f MB/s ", count(progress.documents),
-                                       count(progress.tokens), megabytes, rate);
-        const bool by_bytes = progress.bytes_total > 0;
-        const auto total = static_cast<double>(by_bytes ? progress.bytes_total : progress.documents_total);
-        const auto at = static_cast<double>(by_bytes ? progress.bytes_read : progress.documents);
-        const auto first = static_cast<double>(by_bytes ? first_.bytes_read : first_.documents);
-        if (at <= first || at > total) return shown;
-        const std::string left = human_seconds(seconds * (total - at) / (at - first));
-        return text("%3.0f%% | ", 100 * at / total) + shown + "| " + left + " left ";
+        const std::string documents = std::to_string(progress.documents) + " documents | ";
+        if (progress.tokens == 0) return documents + "counting";
+        if (first_.tokens == 0) first_ = progress, since_first_ = Stopwatch();
+        const double seconds = since_first_.seconds(), bytes = static_cast<double>(progress.text_bytes - first_.text_bytes);
+        if (bytes == 0) return documents;
+        std::string shown = documents + text("%.1fM tokens | %.0f MB/s", static_cast<double>(progress.tokens) / 1e6, bytes / 1e6 / seconds);
+        if (progress.share > first_.share)
+            shown += text(" | %.0f%% | ", 100 * progress.share) +
+                     human_seconds(seconds * (1 - progress.share) / (progress.share - first_.share)) + " left";
+        return shown;
     }
 
     TokenizeProgress first_;
@@ -65,7 +55,7 @@ private:
 };
 
 void declare(CLI::App& app, TokenizeOptions& options) {
-    const auto any_count = whole_number_from(int64_t(0), INT64_MAX);
+    const auto any_count = whole_number_from<int64_t>(0, INT64_MAX), tokens = whole_number_from<int64_t>(0, INT32_MAX);
     app.option_defaults()->group("Data");
     app.add_option("INPUT", options.inputs,
                    ".txt files (one document each) or .jsonl files (one document per line), each also .gz, .xz or .zst; - for standard "
@@ -97,22 +87,24 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     CLI::Option* fraction =
         app.add_option("--val-fraction", options.val_fraction,
                        "validation share: the last part of the documents, or of the bytes of a single text; reads the inputs twice")
+            ->check(number_from(0, 0.999999))
             ->capture_default_str();
     app.add_option("--val-tokens", options.val_tokens,
                    "validation tokens, in place of --val-fraction: the first documents, up to this many tokens; 0: none. Further inputs "
                    "do not change them")
-        ->transform(any_count)
+        ->transform(tokens)
         ->excludes(fraction);
-    app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")->transform(any_count)->capture_default_str();
+    app.add_option("--shard-tokens", options.shard_tokens, "maximum tokens per shard")
+        ->transform(whole_number_from<int64_t>(1, INT32_MAX))
+        ->capture_default_str();
     app.option_defaults()->group("Parallel");
     app.add_option("--threads", options.threads, "encoding threads; 0: one per processor. The shards are the same for any number")
-        ->transform(whole_number_from(0, 4096))
+        ->transform(whole_number_from(0, 1024))
         ->capture_default_str();
 }
 
 void print_report(const TokenizeReport& report) {
     const auto number = [](uint64_t n) { return static_cast<unsigned long long>(n); };
-    for (const std::string& path : report.removed) std::fprintf(stderr, "tokenize: removed %s of an earlier run\n", path.c_str());
     for (const ShardInfo& shard : report.manifest.shards)
         std::printf("%s  %llu tokens\n", shard.file.c_str(), number(shard.tokens));
     std::printf("%llu documents, %llu tokens for training, %llu for validation: %s\n", number(report.manifest.documents),

@@ -22,13 +22,10 @@ struct TokenizeOptions {
 };
 
 struct TokenizeProgress {
-    bool counting = false;        // counting documents, before anything is tokenized
-    uint64_t bytes_read = 0;      // of bytes_total, in the (compressed) files; 0 of 0 for standard input
-    uint64_t bytes_total = 0;
-    uint64_t text_bytes = 0;      // tokenized in this run
     uint64_t documents = 0;
-    uint64_t documents_total = 0; // 0 if unknown
-    uint64_t tokens = 0;
+    uint64_t tokens = 0;          // 0 while documents are counted, before anything is tokenized
+    uint64_t text_bytes = 0;      // tokenized in this run
+    double share = 0;             // of the (compressed) files that has been read, or of the expected documents; 0 if unknown
 };
 
 struct TokenizeReport {
@@ -36,14 +33,12 @@ struct TokenizeReport {
     std::string manifest_path;
     uint64_t train_tokens = 0;
     uint64_t val_tokens = 0;
-    std::vector<std::string> removed;     // shards of an earlier run with the same name that this one did not replace
 };
 
 /// Writes OUT/NAME_train_000001.bin, ..., OUT/NAME_val_000000.bin, ... and, last, OUT/NAME_manifest.json: the same bytes for any
-/// number of threads. Shards keep temporary names until the last is complete, so that a failed or stopped run does not touch the
-/// results of earlier ones. It leaves its finished shards and OUT/NAME_progress.json: the same call resumes from there; a call with
-/// other options or changed inputs starts over. `on_note` receives a sentence on either.
-/// `on_progress` is called at least ten times a second and may throw to stop. Exit::usage for invalid options; Exit::data for
-/// inputs that cannot be read or are damaged, malformed lines, too few documents, a full disk, another run in the same folder.
+/// number of threads, and after any stop ("How ./tokenize works" in data/README.md). `on_note` receives a sentence when a stopped run is
+/// resumed, or cannot be. `on_progress` is called at least ten times a second and may throw to stop. Exit::usage for inputs and names
+/// that cannot be; Exit::data for inputs that cannot be read or are damaged, malformed lines, too few documents, a full disk, another run
+/// in the same folder.
 TokenizeReport tokenize_files(const TokenizeOptions& options, const std::function<void(const TokenizeProgress&)>& on_progress,
                               const std::function<void(const std::string&)>& on_note = [](const std::string&) {});

@@ -7,31 +7,127 @@
 #include <numeric>
 #include <random>
 
+#include "attention/kernel/mma.cuh"
 #include "dev/kernel_report/constants.h"
-#include "dev/rate_kernels.cuh"
 #include "dev/timing.cuh"
 #include "model/base/options.h"
 #include "model/base/text.h"
-#include "model/device/graphs.cuh"
 #include "model/device/machine.h"
+#include "model/device/math.h"
+#include "tests/gpu/device_array.h"
 
 namespace {
 
-template <class T>
-struct OnDevice {
-    T* data = nullptr;
-    explicit OnDevice(size_t n) { check(cudaMalloc(&data, n * sizeof(T))), check(cudaMemset(data, 0, n * sizeof(T))); }
-    OnDevice(const OnDevice&) = delete;
-    ~OnDevice() { cudaFree(data); }
+// ---- kernels that do one thing over and over, by the wrappers that the kernels of attention are made of
+
+constexpr int RATE_THREADS = 512;   // four warps for each scheduler
+constexpr int ROUNDS_AT_ONCE = 16;
+using RateTile = SharedTile<bf16, 64, 64>;
+
+// An operation has AT_ONCE chains that do not wait for each other, of which round() does one link each; number() depends on all, so
+// that no compiler may leave one out.
+
+struct ProductRate {
+    static constexpr int AT_ONCE = 8;
+    FragmentA<bf16> a;
+    FragmentB<bf16> b[2];
+    float d[AT_ONCE][4] = {};
+    __device__ explicit ProductRate(const RateTile& tile) { load_a(a, tile, 0, 0), load_b(b, tile, 16, 16); }
+    __device__ __forceinline__ void round() {
+        for (auto& result : d) multiply_add(result, a, b[0]);
+    }
+    __device__ float number() const {
+        float sum = 0;
+        for (auto& result : d)
+            for (float x : result) sum += x;
+        return sum;
+    }
 };
+
+struct FragmentRate {
+    static constexpr int AT_ONCE = 8;
+    const RateTile& tile;
+    uint32_t nothing;   // 0, which the compiler does not know: it would leave out all loads but the first of an address
+    FragmentA<bf16> a[AT_ONCE] = {};
+    __device__ explicit FragmentRate(const RateTile& from) : tile(from), nothing(uint32_t(to_float(from.x[0][0])) >> 8) {}
+    __device__ __forceinline__ void round() {
+        for (int n = 0; n < AT_ONCE; n++) load_a(a[n], tile, n / 4 * 16 + int(a[n].part[0].bits & nothing), n % 4 * 16);
+    }
+    __device__ float number() const {
+        uint32_t bits = 0;
+        for (auto& fragment : a)
+            for (auto& part : fragment.part) bits ^= part.bits;
+        return __uint_as_float(bits);
+    }
+};
+
+/// Link is a function of one number.
+template <class Link>
+struct FunctionRate {
+    static constexpr int AT_ONCE = 8;
+    float x[AT_ONCE], scale;
+    __device__ explicit FunctionRate(const RateTile& tile) : scale(0.5f * to_float(tile.x[1][0])) {
+        for (int n = 0; n < AT_ONCE; n++) x[n] = to_float(tile.x[0][n]) * float(threadIdx.x + 1);
+    }
+    __device__ __forceinline__ void round() {
+        for (float& number : x) number = Link::of(number, scale);
+    }
+    __device__ float number() const {
+        float sum = 0;
+        for (float number : x) sum += number;
+        return sum;
+    }
+};
+struct Exp2Link {
+    __device__ static __forceinline__ float of(float x, float) { return exp2_of(-x); }
+};
+struct TanhLink {   // two products and a sum make its argument
+    __device__ static __forceinline__ float of(float x, float) { return gelu_tanh(ReducedPrecision(x)); }
+};
+struct SumLink {
+    __device__ static __forceinline__ float of(float x, float scale) { return fmaf(x, scale, scale); }
+};
+
+/// cycles (grid): what each block took for `rounds` rounds of each of its threads. One block for each multiprocessor.
+template <class Operation>
+__global__ void __launch_bounds__(RATE_THREADS) rate_kernel(long long* cycles, float* numbers, int rounds) {
+    auto& tile = dynamic_shared<RateTile>();
+    for (int n = threadIdx.x; n < 64 * 64; n += RATE_THREADS) tile.x[n / 64][n % 64] = from_float<bf16>(float(n % 7 + 1) * 0.125f);
+    __syncthreads();
+    Operation operation(tile);
+    __syncthreads();
+    const long long start = clock64();
+#pragma unroll ROUNDS_AT_ONCE
+    for (int r = 0; r < rounds; r++) operation.round();
+    numbers[blockIdx.x * RATE_THREADS + threadIdx.x] = operation.number();   // before the clock is read: the barrier sees to it
+    __syncthreads();
+    if (threadIdx.x == 0) cycles[blockIdx.x] = clock64() - start;
+}
+
+/// cycles: of `hops` loads, each from the address that the one before it gave, past the first-level cache. One thread does it.
+using Address = unsigned long long;
+__global__ void chase_kernel(long long* cycles, Address* end, Address first, int hops) {
+    if (threadIdx.x > 0) return;
+    Address at = first;
+    const long long start = clock64();
+    for (int n = 0; n < hops; n++) at = __ldcg(reinterpret_cast<const Address*>(at));
+    *end = at;
+    *cycles = clock64() - start;
+}
+
+/// A baton from each block to the next, in the order of their tickets, by flags (gridDim) that are raised to `lap`.
+__global__ void relay_kernel(int* flags, int* ticket, Stuck* stuck, int lap) {
+    if (threadIdx.x > 0) return;
+    const int mine = atomicAdd(ticket, 1) % int(gridDim.x);
+    if (mine > 0) wait_for_flag(flags + mine - 1, lap, stuck, mine);
+    raise_flag(flags + mine, lap);
+}
+
+// ---- what they take
 
 class Constants {
 public:
-    Constants(Bench& bench, bool quick) : bench_(bench), device_(bench.device()), rounds_(quick ? 16 : 1 << 14), hops_(rounds_) {
-        int number = 0;
-        check(cudaGetDevice(&number));
-        check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, number));
-    }
+    Constants(Bench& bench, bool quick) : bench_(bench), device_(bench.device()), rounds_(quick ? 16 : 1 << 14), hops_(rounds_) {}
 
     void print() {
         std::printf("| | unit | the model assumes | measured |\n|---|---|---|---|\n");
@@ -40,15 +136,13 @@ public:
         row("product of 16 x 8 x 16 (mma, bf16)", cycles, HMMA_CYCLES, rate<ProductRate>(&clock));
         row("four 8 x 8 matrices from shared memory (ldmatrix.x4)", cycles, SCHEDULERS * 512 / 128, rate<FragmentRate>());
         row("fused multiply-add, float32", cycles, ISSUE_CYCLES, rate<FunctionRate<SumLink>>());
-        row("exp2", cycles, ISSUE_CYCLES * Exp2Link::INSTRUCTIONS, rate<FunctionRate<Exp2Link>>());
-        row("tanh of GELU's argument", cycles, ISSUE_CYCLES * TanhLink::INSTRUCTIONS, rate<FunctionRate<TanhLink>>());
+        row("exp2", cycles, ISSUE_CYCLES, rate<FunctionRate<Exp2Link>>());
+        row("tanh of GELU's argument", cycles, 4 * ISSUE_CYCLES, rate<FunctionRate<TanhLink>>());
         row("clock during products; the model's constant has what overlaps in it", "GHz", CONSTANT_GHZ, clock);
         const double hop = chase();
         row("load that waits for one before it, second-level cache", "cycles", 0, hop);
         row("the same at that clock", "us", 0, hop / clock * 1e-3);
         row("a flag from one multiprocessor to another (raise_flag, wait_for_flag)", "us", 0, relay());
-        row("launch of a kernel behind another", "us", 0, launches(false));
-        row("the same in a graph", "us", 0, launches(true));
     }
 
 private:
@@ -61,14 +155,13 @@ private:
     template <class Operation>
     double rate(double* clock = nullptr) {
         const auto blocks = static_cast<size_t>(multiprocessors_);
-        const OnDevice<long long> cycles(blocks);
-        const OnDevice<float> numbers(blocks * RATE_THREADS);
+        const DeviceMemory<long long> cycles{std::vector<long long>(blocks)};
+        const DeviceMemory<float> numbers{std::vector<float>(blocks * RATE_THREADS)};
         auto work = [&] {
-            launch(device_, rate_kernel<Operation>, blocks, RATE_THREADS, sizeof(RateTile), cycles.data, numbers.data, rounds_);
+            launch(device_, rate_kernel<Operation>, blocks, RATE_THREADS, sizeof(RateTile), cycles.data(), numbers.data(), rounds_);
         };
         const double seconds = bench_.time(work, Caches::as_they_are).seconds;
-        std::vector<long long> of_blocks(blocks);
-        to_host(device_, of_blocks.data(), static_cast<const long long*>(cycles.data), of_blocks.size());
+        std::vector<long long> of_blocks = cycles.host();
         std::sort(of_blocks.begin(), of_blocks.end());
         const double taken = double(of_blocks[of_blocks.size() / 2]), links = double(rounds_) * Operation::AT_ONCE;
         if (clock) *clock = taken / seconds * 1e-9;
@@ -81,53 +174,39 @@ private:
         std::vector<size_t> order(lines);
         std::iota(order.begin(), order.end(), 0);
         std::shuffle(order.begin(), order.end(), std::mt19937(1));
-        const OnDevice<Address> on_device(lines * stride), end(1);
-        const OnDevice<long long> cycles(1);
         std::vector<Address> next(lines * stride);
-        auto address = [&](size_t n) { return reinterpret_cast<Address>(on_device.data + order[n % lines] * stride); };
+        const DeviceMemory<Address> on_device(next), end({0});
+        const DeviceMemory<long long> cycles({0});
+        auto address = [&](size_t n) { return reinterpret_cast<Address>(on_device.data() + order[n % lines] * stride); };
         for (size_t n = 0; n < lines; n++) next[order[n] * stride] = address(n + 1);
-        to_device(device_, on_device.data, next.data(), next.size());
-        auto work = [&] { launch(device_, chase_kernel, 1, WARP, 0, cycles.data, end.data, address(0), hops_); };
+        to_device(device_, on_device.data(), next.data(), next.size());
+        auto work = [&] { launch(device_, chase_kernel, 1, WARP, 0, cycles.data(), end.data(), address(0), hops_); };
         bench_.time(work, Caches::as_they_are);   // the warm-ups bring the lines into the cache
-        long long taken = 0;
-        to_host(device_, &taken, static_cast<const long long*>(cycles.data), 1);
-        return double(taken) / hops_;
+        return double(cycles.host()[0]) / hops_;
     }
 
     /// Microseconds from block to block, each on a multiprocessor of its own; a short relay tells what launch and end take.
     double relay() {
         const int few = 2, many = std::max(multiprocessors_, few + 1);
-        const OnDevice<int> flags(many), ticket(1);
+        const DeviceMemory<int> flags{std::vector<int>(many)}, ticket({0});
         int lap = 0;
         auto seconds = [&](int blocks) {
-            check(cudaMemsetAsync(ticket.data, 0, sizeof(int), device_.stream));
-            return bench_.time([&] { launch(device_, relay_kernel, blocks, WARP, 0, flags.data, ticket.data, stuck(), ++lap); },
+            check(cudaMemsetAsync(ticket.data(), 0, sizeof(int), device_.stream));
+            return bench_.time([&] { launch(device_, relay_kernel, blocks, WARP, 0, flags.data(), ticket.data(), stuck(), ++lap); },
                                Caches::as_they_are).seconds;
         };
         const double short_one = seconds(few);
         return 1e6 * (seconds(many) - short_one) / (many - few);
     }
 
-    double launches(bool in_a_graph) {
-        const int count = 200;
-        StepGraphs<GPU> graphs;
-        auto work = [&] {
-            for (int n = 0; n < count; n++) launch(device_, empty_kernel, 1, WARP, 0);
-        };
-        auto recorded = [&] { graphs.run(device_, &graphs, Write::overwrite, work); };
-        if (in_a_graph) recorded(), recorded();
-        const std::function<void()> timed = in_a_graph ? std::function<void()>(recorded) : work;
-        return 1e6 * bench_.time(timed, Caches::as_they_are).seconds / count;
-    }
-
     Bench& bench_;
     GPU device_;
-    int rounds_, hops_, multiprocessors_ = 0;
+    int rounds_, hops_, multiprocessors_ = gpu_properties().multiProcessorCount;
 };
 
 void run(bool quick) {
     const OpenGpu gpu(0, false);
-    Bench bench(gpu.device(), quick ? quick_effort() : Effort{});
+    Bench bench(gpu.device(), Effort{.quick = quick});
     std::printf("%s; medians of %d runs\n\n", describe(gpu.device(), 0).c_str(), bench.effort().repeats);
     Constants(bench, quick).print();
 }

@@ -12,9 +12,9 @@ int main(int argc, char** argv) {
     return run_program("bench_patterns_gpu", [&] {
         const PatternOptions options(argc, argv);
         const OpenGpu gpu(0, false);
-        Bench bench(gpu.device(), effort_of(10, false));
+        Bench bench(gpu.device(), {.repeats = 10});
         std::printf("%s, bf16; ", describe(gpu.device(), 0).c_str());
         auto median = [&](const std::function<void()>& work) { return bench.time(work).seconds; };
-        PatternBench<bf16, GPU>(gpu.device(), all_variants_on_gpu(), {2, options.T, 16, 8}, median, options.word).print_table();
+        print_patterns<bf16>(gpu.device(), all_variants_on_gpu(), 2, 16, 8, options, median);
     });
 }

@@ -72,8 +72,11 @@ def weights_hash(result):
     return found[-1] if found else None
 
 
-def contents(folder, skip=()):
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in skip}
+def hash_in_copy(folder, command):
+    """The weights at which the command ends in a copy of the folder."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        copy = shutil.copytree(folder, pathlib.Path(name, "copy"), symlinks=True)
+        return weights_hash(run(copy, command))
 
 
 def log_holes(folder, steps):
@@ -104,10 +107,7 @@ class Training:
         self.other = other and whole(other)
 
     def learn(self, folder):
-        if self.other:
-            copy = folder.with_name(folder.name + "_other")
-            shutil.copytree(folder, copy, symlinks=True)
-            self.others_hash = weights_hash(run(copy, self.other))
+        self.others_hash = self.other and hash_in_copy(folder, self.other)
         self.hash = weights_hash(run(folder, self.command))
         assert self.hash and not log_holes(folder, self.steps), "the undisturbed run is not complete"
 
@@ -119,13 +119,8 @@ class Training:
             hole = log_holes(folder, self.steps)
             if hole and "log.jsonl" not in result.err:
                 return "hole", f"exit 0: {hole}"
-        if self.other and not announced:
-            copy = folder.with_name(folder.name + "_other")
-            shutil.copytree(folder, copy, symlinks=True)
-            whole = weights_hash(run(copy, self.other)) == self.others_hash
-            shutil.rmtree(copy)
-            if whole:
-                return None
+        if self.other and not announced and hash_in_copy(folder, self.other) == self.others_hash:
+            return None
         resumed = run(folder, self.again)
         first = re.search(r"^step +(\d+)/", resumed.out, re.M)   # none if all steps were done
         if resumed.code != 0:
@@ -145,7 +140,8 @@ class Files:
         self.command, self.results, self.before, self.killed_at = command, results, before, killed_at
 
     def made(self, folder):
-        return {name: data for name, data in contents(folder, skip={"lock"}).items() if re.match(self.results, name)}
+        files = {str(f.relative_to(folder)): f for f in sorted(folder.rglob("*")) if f.is_file() and f.name != "lock"}
+        return {name: f.read_bytes() for name, f in files.items() if re.match(self.results, name)}
 
     def learn(self, folder):
         if self.killed_at:   # the folder of a run that was killed, which the scenario goes on with
@@ -188,17 +184,21 @@ def prepare(folder, before):
         assert result.code == 0, (command, result)
 
 
-def judge(scenario, kind, folder, result):
-    """(class, finding or None): what a case has come to."""
+def judge(scenario, kind, fits, folder, result):
+    """(class, finding or None): what a case has come to. `fits`: whether the disturbed call can meet such a fault."""
     killed = result.code in (-9, 137) or (scenario.ranks == 2 and kind.startswith("kill"))
     name = "killed" if kind.startswith("kill") and killed else "clean" if result.code == 0 else f"code {result.code}"
     if result.code not in CODES and name != "killed":
         return name, ("exit", f"ends with {result.code}: {result.err.strip()[:300]}")
     if name.startswith("code") and " error: " not in result.err:
         return name, ("exit", "no sentence on stderr")
-    if kind in ("EINTR", "short") and name != "clean":
+    if kind in ("EINTR", "short") and fits and name != "clean":
         return name, ("exit", f"{kind} ends it: {result.err.strip()[-300:]}")
     return name, scenario.check(folder, result)
+
+
+def on_rank(scenario, rank):
+    return {"FAULT_RANK": rank} if scenario.ranks == 2 else {}
 
 
 def enumerate_calls(name, work, every, pool, table):
@@ -213,8 +213,7 @@ def enumerate_calls(name, work, every, pool, table):
         for calls in ("writing", "reading"):
             counted, log = work / f"{name}_{calls}_{rank}", work / f"{name}_{calls}_{rank}.log"
             shutil.copytree(template, counted)
-            where = {"FAULT_RANK": rank} if scenario.ranks == 2 else {}
-            run(counted, scenario.command, FAULT_FOLDER=counted, FAULT_CALLS=calls, FAULT_LOG=log, **where)
+            run(counted, scenario.command, FAULT_FOLDER=counted, FAULT_CALLS=calls, FAULT_LOG=log, **on_rank(scenario, rank))
             for line in log.read_text().splitlines() if log.exists() else []:
                 n, call, path = line.split(" ", 2)
                 cases += [(rank, calls, int(n), call, os.path.relpath(path, counted), kind) for kind in kinds_of(calls, call)]
@@ -223,13 +222,15 @@ def enumerate_calls(name, work, every, pool, table):
     def one(case):
         rank, calls, n, call, path, kind = case
         folder = work / f"{name}_{threading.get_ident()}"
+        log = folder.with_suffix(".log")
         shutil.copytree(template, folder, symlinks=True)
-        where = {"FAULT_RANK": rank} if scenario.ranks == 2 else {}
-        faults = {"FAULT_FOLDER": folder, "FAULT_CALLS": calls, "FAULT_AT": n, "FAULT_KIND": kind}
-        result = run(folder, scenario.command, **faults, **where)
-        try:
-            return case, judge(scenario, kind, folder, result)
+        result = run(folder, scenario.command, FAULT_FOLDER=folder, FAULT_CALLS=calls, FAULT_AT=n, FAULT_KIND=kind, FAULT_LOG=log,
+                     **on_rank(scenario, rank))
+        try:   # threads may have changed the order of calls
+            met = [word[1] for word in map(str.split, log.read_text().splitlines()) if word[0] == str(n)] if log.exists() else []
+            return case, judge(scenario, kind, kind in kinds_of(calls, *met or [call]), folder, result)
         finally:
+            log.unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
 
     findings = 0
@@ -339,8 +340,8 @@ def print_table(table):
 def main():
     parser = argparse.ArgumentParser(prog="dev/faults.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="scenarios to run")
-    parser.add_argument("--quick", action="store_true", help="about one minute: a sample of the cases of all scenarios")
-    parser.add_argument("--every", type=int, default=1, help="run every N-th case, from a random first one")
+    parser.add_argument("--every", type=int, default=1, help="run one of N cases of each scenario, and at least two to five")
+    parser.add_argument("--quick", action="store_const", const=1000, dest="every", help="about one minute: --every 1000")
     parser.add_argument("--kills", type=int, default=0, help="instead: so many kills at random moments")
     parser.add_argument("--slow-save", type=int, default=0, metavar="SECONDS", help="instead: a save that takes about so long")
     parser.add_argument("--jobs", type=int, default=2, help="cases at once")
@@ -360,8 +361,7 @@ def main():
         names = [n for n in options.only if SCENARIOS[n].ranks == 1 or shutil.which("mpirun")]
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             for name in names:
-                every = options.every * (1000 if options.quick else 1)
-                enumerate_calls(name, work, every, pool, table)
+                enumerate_calls(name, work, options.every, pool, table)
         return print_table(table) > 0
     finally:
         shutil.rmtree(work, ignore_errors=True)

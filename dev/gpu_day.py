@@ -37,8 +37,9 @@ BF16_BANDS = {"routing": 2e-1, "mosa": 1e-1, "moh": 1e-1, "adaptive_sparse": 1e-
 # The steps, the most telling first: name, limit in seconds, command in the words of a shell, and a line that its output has, or the
 # step has failed; then Python packages that it needs. The first line of a group says for which variants $v it is there. A step that
 # comes twice is run once.
-# - Of attention ncu profiles the measured launch of forward (three before each are warm-ups) and the next, backward's first, with
-#   clocks as they are; then it prints all that was measured, what warps wait for among it, and the same for each instruction.
+# - Of attention ncu profiles the measured launch of forward (three before each are warm-ups; the first of each pass and head size
+#   fill the tensors) and the next, backward's first, with clocks as they are; then it prints all that was measured, what warps wait
+#   for among it, and the same for each instruction.
 # - Text is from checkpoints that have learnt nothing, so large that they stay out of what is brought back.
 # - Races are looked for in a test: in a whole step the tool of CUDA 13.0 ends with an internal error (on an H200; dev/LOG.md).
 # - Ranks are on one GPU: their sums go through the host's memory.
@@ -68,15 +69,15 @@ causal
 ladder | 30 | bin/ladder
 memcheck_$v | 120 | $memcheck | ERROR SUMMARY
 racecheck_$v | 120 | $racecheck | ^All tests passed
-profile_128 | 60 | $profile --launch-skip 3 --export $results/profile_128 $attention | attention_backward_kernel
+profile_128 | 60 | $profile --launch-skip 5 --export $results/profile_128 $attention | attention_backward_kernel
 profile_128_raw | 30 | ncu --import $results/profile_128.ncu-rep --page raw
 profile_128_instructions | 30 | ncu --import $results/profile_128.ncu-rep --page source --csv
-profile_64 | 60 | $profile --launch-skip 11 --export $results/profile_64 $attention | attention_backward_kernel
+profile_64 | 60 | $profile --launch-skip 15 --export $results/profile_64 $attention | attention_backward_kernel
 profile_64_raw | 30 | ncu --import $results/profile_64.ncu-rep --page raw
 profile_64_instructions | 30 | ncu --import $results/profile_64.ncu-rep --page source --csv
 tests_all | 300 | $tests '$others' | $passed
 end_to_end | 300 | env GPU_PROGRAMS=bin bash tests/gpu_end_to_end.sh
-pytorch | 300 | $python compare_pytorch.py 124m asga --programs bin --turns 1 | ^ | torch numpy
+pytorch | 300 | $python dev/compare_pytorch.py 124m asga --programs bin --turns 1 | ^ | torch numpy
 
 trained
 train_$v | 60 | bin/train_$v $twenty --out $runs/$v

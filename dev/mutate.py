@@ -16,11 +16,12 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / 'dev/labs'))
+from lab import TREE, copy_tree, update   # noqa: E402
 COPY = ROOT / 'out/mutants'
 SOURCES = ('attention/', 'model/', 'data/', 'train_gpt.cu')
 VARIANTS = 'causal asga dsa'   # of the tables, where a line belongs to no variant
@@ -103,17 +104,9 @@ def failing(file, limit):
 
 
 def refresh_copy():
-    """Brings the copy to the state of the tree; only files that differ are written, and objects of build/ are linked, so that make
-    rebuilds little."""
-    COPY.mkdir(parents=True, exist_ok=True)
-    if (ROOT / 'build').exists() and not (COPY / 'build').exists():
-        subprocess.run(['cp', '-al', str(ROOT / 'build'), str(COPY / 'build')], check=True)   # make renames what it writes
-    tracked = set(git('ls-files', '--cached', '--others', '--exclude-standard').split('\n')) - {''}
-    for file in tracked:
-        here, there = ROOT / file, COPY / file
-        if here.exists() and not (there.exists() and there.read_bytes() == here.read_bytes()):
-            there.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(here, there)
+    """Brings the copy to the state of the tree; only files that differ are written, so that make rebuilds little."""
+    if not COPY.exists(): copy_tree(COPY)
+    update(ROOT, COPY, TREE)
 
 
 def try_mutant(number, mutant, limit):
@@ -154,7 +147,7 @@ def main():
         mutant = draw(generator, lines)
         programs = str(programs_of(mutant[0]))
         if programs not in sound:   # without a mutant they must pass, or their failure means nothing
-            if not build(mutant[0], COPY / 'mutant.log') or (failed := failing(mutant[0], options.limit)):
+            if not build(mutant[0], COPY / 'mutant.log') or failing(mutant[0], options.limit):
                 print(f'{mutant[0]}: the unchanged tree does not pass; see {COPY / "mutant.log"}', file=sys.stderr)
                 return 2
             sound.add(programs)

@@ -85,7 +85,8 @@ head -c 60000 data/bundled/sotu.jsonl | sed 's/[^a-zA-Z0-9 ,.]//g' > "$folder/sm
 ./tokenize --tokenizer bytes --out "$folder/data/small" --name small "$folder/small.txt" > /dev/null
 rm "$folder/small.txt"
 [ -z "${DATA:-}" ] || { mkdir "$folder/data/more" && (cd "$here" && cp $DATA "$folder/data/more"); }
-cp dev/gpu_day.py dev/compare_pytorch.py dev/pytorch_qwen.py "$folder"
+mkdir -p "$folder"/{dev,scripts} && cp dev/gpu_day.py "$folder" && cp dev/compare_pytorch.py "$folder/dev"
+cp -r scripts/attention_torch scripts/fixture_forms.py "$folder/scripts"
 mkdir -p "$folder/scripts/experiments" && cp scripts/experiments/*.{py,toml} "$folder/scripts/experiments"
 (cd "$here/scripts/experiments" && python3 -c 'import prepare; print(prepare.engine_commit())') > "$folder/ENGINE_COMMIT"
 mkdir "$folder/model_25m"   # 25.9 million parameters, for bytes

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dev/timing.cuh"
-#include "attention/layer_of.h"
+#include "dev/trainee.cuh"
 #include "model/operations/cross_entropy.cuh"
 #include "model/operations/embedding.cuh"
 #include "model/gpt.h"
@@ -29,15 +29,14 @@ struct StepKernel {
     double again = 0;                     // bytes
 };
 
-/// The kernels of a step of `gpt`, a model of variant A, which must have done a step, so that its tensors hold what they hold in
-/// training; where tensors share memory, random numbers take their place. `batch` and `gpt` must outlive the list. `different`:
-/// tokens of the batch.
-template <class X, class A>
+/// The kernels of a step of `gpt`, which must have done a step, so that its tensors hold what they hold in training; where tensors
+/// share memory, random numbers take their place. `batch` and `gpt` must outlive the list. `different`: tokens of the batch.
+template <class X>
 class StepKernels {
 public:
     StepKernels(GPU device, GPT<GPU, X>& gpt, const Batch& batch, size_t different)
         : device_(device), gpt_(gpt), batch_(batch), c_(gpt.net.config), layer_(gpt.net.layers[0]),
-          policy_(policy_of<A>(*layer_.attention)), BT_(batch.B * batch.T) {
+          facts_(layer_.attention->facts), BT_(batch.B * batch.T) {
         embedding(double(different));
         norms();
         linears();
@@ -92,7 +91,7 @@ private:
         auto& s = gpt_.scratch;
         const Slot norm = layer_.post_attention_norm;
         const int heads = c_.NH + c_.NKV, L = c_.L;
-        const double qk = double(heads) * c_.HS, extra = A::traits.reads_qk_pre ? 1 : 0;
+        const double qk = double(heads) * c_.HS, extra = facts_.reads_qk_pre ? 1 : 0;
         add("rmsnorm_forward", Kind::other, 2 * L + 1, rows(2 * c_.C) + wide_rows(1), 0, [this, &a, norm] {
             rmsnorm_forward(device_, a.normed1, a.rstd1, gpt_.residual, gpt_.weights + norm.offset, BT_, c_.C, c_.norm_eps);
         });
@@ -153,40 +152,18 @@ private:
         linear("down_proj", c_.L, s.dresidual, s.dactivated, layer_.down_proj, {}, BT_, c_.F, c_.C, Write::overwrite, stream);
     }
 
-    /// Two products forward, five backward (the scores are computed again), over the pairs that are visible.
+    /// Two products forward, five backward (the scores are computed again), over the pairs that are visible; with what makes the
+    /// features of queries and keys.
     void attention() {
-        const int T = batch_.T;
-        const Features f = policy_.features();
-        const double flop = 2.0 * c_.HS * batch_.B * expected_pairs(policy_, c_.NH, T).pairs;   // of one product
+        const Features f = facts_.features;
+        const double flop = 2.0 * c_.HS * batch_.B * layer_.attention->expected_pairs(c_.NH, batch_.T).pairs;   // of one product
         const double Q = double(c_.NH) * c_.HS, KV = double(c_.NKV) * c_.HS, features = wide_rows(c_.NH * double(f.row + f.column));
-        const LayerInputs<X> in = attention_inputs(gpt_, 0, batch_.B, T);
-        auto& state = gpt_.layers[0].attention;
-        auto& s = gpt_.scratch;
-        const size_t k_at = size_t(Q), v_at = size_t(Q + KV), qkv_row = size_t(Q + 2 * KV);
-        const ScoreInputGradients<X> score_inputs{s.dscore_inputs[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
-                                       A::traits.reads_x ? s.dnormed : nullptr, gpt_.gradients};
-        const bool preprocessed = f.head + f.row + f.column > 0 || A::traits.gates_output;
-        if (preprocessed)
-            add("attention preprocess", Kind::attention, c_.L, rows(Q + KV) + features, 0,
-                [=, this, &state] { policy_.preprocess(device_, in, gpt_.weights, state.score_inputs); });
-        add("attention forward", Kind::attention, c_.L, rows(2 * Q + 2 * KV) + wide_rows(c_.NH) + features, 2 * flop,
-            [=, this, &state] { attention_forward(device_, policy_, kernel_arguments(in, state, Statistics<X>{})); });
-        auto backward = [=, this, &state, &s] {
-            AttentionBackward<X> g{};
-            g.dout = s.dout;
-            g.dq = {s.dqk, v_at}, g.dk = {s.dqk + k_at, v_at}, g.dv = {s.dqkv + v_at, qkv_row};
-            g.dhead = s.dscore_inputs[0].head, g.drow = s.dscore_inputs[0].row, g.dcolumn = s.dscore_inputs[0].column, g.dgate = s.dscore_inputs[0].gate;
-            g.workspace = s.attention;
-            attention_backward(device_, policy_, kernel_arguments(in, state, Statistics<X>{}), g);
-        };
-        add("attention backward", Kind::attention, c_.L, rows(3 * Q + 3 * KV) + wide_rows(c_.NH + Q + KV) + 2 * features, 5 * flop,
-            backward, [=, this, &s] { renew(s.dout, BT_, size_t(Q)); });
-        if (preprocessed)   // after the backward pass, which leaves the gradients of the features
-            add("attention preprocess backward", Kind::attention, c_.L, rows(Q + KV) + wide_rows(Q + KV) + features, 0,
-                [=, this, &state] {
-                    ScoreInputGradients<X> to = score_inputs;
-                    policy_.preprocess_backward(device_, in, gpt_.weights, state.score_inputs, to);
-                });
+        const double qk = f.head + f.row + f.column > 0 || facts_.gates_output ? Q + KV : 0;   // read once more for the features
+        add("attention forward", Kind::attention, c_.L, rows(2 * Q + 2 * KV + qk) + wide_rows(c_.NH) + 2 * features, 2 * flop,
+            [this] { layer_attention(device_, gpt_, 0, batch_); });
+        add("attention backward", Kind::attention, c_.L, rows(3 * Q + 3 * KV + qk) + wide_rows(c_.NH + Q + KV + qk) + 3 * features,
+            5 * flop, [this] { attention_backward_of_first_layer(device_, gpt_, batch_); },
+            [this, Q] { renew(gpt_.scratch.dout, BT_, size_t(Q)); });
     }
 
     void head() {
@@ -216,7 +193,7 @@ private:
     const Batch& batch_;
     const Config& c_;
     const Layer& layer_;
-    const A& policy_;
+    const LayerFacts& facts_;
     int BT_;
     std::vector<StepKernel> list_;
 };

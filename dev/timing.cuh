@@ -1,7 +1,6 @@
 // Times work on the GPU by events, on cold caches, and measures the ceilings that times are compared with.
 #pragma once
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
@@ -9,23 +8,13 @@
 #include "model/base/text.h"
 #include "model/run/machine.cuh"
 
-/// How much time goes into a measurement.
+/// How much time goes into a measurement. Quick: enough to see that everything runs; the times mean nothing.
 struct Effort {
     int repeats = 30;
-    int warm_ups = 3;
-    int matmul_side = 8192;    // of the square matrices whose product is a ceiling
-    size_t cache_bytes = 0;    // what has to be read to empty the second-level cache; 0: what the device has
+    bool quick = false;
+    int warm_ups() const { return quick ? 1 : 3; }
+    int matmul_side() const { return quick ? 256 : 8192; }   // of the square matrices whose product is a ceiling
 };
-
-/// Enough to see that everything runs; the times mean nothing.
-inline Effort quick_effort() { return {1, 1, 256, size_t(1) << 20}; }
-
-/// So many repeats, or only to see that everything runs.
-inline Effort effort_of(int repeats, bool quick) {
-    Effort effort;
-    effort.repeats = repeats;
-    return quick ? quick_effort() : effort;
-}
 
 /// One run of some work: the median of the repeats, and half the distance between their quartiles.
 struct Timing {
@@ -58,13 +47,13 @@ enum class Caches { cold, as_they_are };
 
 class Bench {
 public:
-    Bench(GPU device, const Effort& effort) : device_(device), effort_(effort) {
-        cache_bytes_ = effort.cache_bytes ? effort.cache_bytes : size_t(gpu_properties().l2CacheSize);
+    Bench(GPU device, const Effort& effort) : device_(device), effort_{effort.quick ? 1 : effort.repeats, effort.quick} {
+        cache_bytes_ = effort.quick ? size_t(1) << 20 : size_t(gpu_properties().l2CacheSize);
         words_ = 4 * cache_bytes_ / sizeof(int4);
         check(cudaMalloc(&other_data_, (words_ + 1) * sizeof(int4)));
         check(cudaMemsetAsync(other_data_, 0, (words_ + 1) * sizeof(int4), device.stream));
         for (auto* events : {&starts_, &stops_}) {
-            events->resize(effort.repeats);
+            events->resize(effort_.repeats);
             for (cudaEvent_t& event : *events) check(cudaEventCreate(&event));
         }
     }
@@ -78,7 +67,7 @@ public:
     /// Nothing waits for the device between the repeats, so that launching is not part of the time. On cold caches, as a training
     /// step leaves them: hundreds of megabytes pass between two uses of a tensor.
     Timing time(const std::function<void()>& work, Caches caches = Caches::cold) {
-        for (int n = 0; n < effort_.warm_ups; n++) work();
+        for (int n = 0; n < effort_.warm_ups(); n++) work();
         for (int n = 0; n < effort_.repeats; n++) {
             if (caches == Caches::cold) empty_caches();
             check(cudaEventRecord(starts_[n], device_.stream));
@@ -158,7 +147,7 @@ private:
 };
 
 inline double Bench::matmul_rate() {
-    const int side = effort_.matmul_side;
+    const int side = effort_.matmul_side();
     const size_t n = size_t(side) * side;
     const RandomArray<bf16> a(device_, n, 1), b(device_, n, 2), c(device_, n, 3);
     const bf16* const no_bias = nullptr;

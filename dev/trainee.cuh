@@ -1,13 +1,13 @@
-// The model that benchmarks of a training step train, and the step.
+// The model that benchmarks train, its step, and the attention of its first layer.
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <string>
+#include <functional>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
-#include "model/base/command_line.h"
-#include "model/checkpoint/checkpoint.h"
+#include "model/base/text.h"
 #include "model/device/graphs.cuh"
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
@@ -28,48 +28,54 @@ inline size_t count_different(const std::vector<int32_t>& tokens) {
     return std::unordered_set<int32_t>(tokens.begin(), tokens.end()).size();
 }
 
-/// "124m", a preset, or a Hugging Face folder with a config.json.
-inline Config config_of(const std::string& model) {
-    if (is_preset(model)) return preset(model);
-    if (model != "124m") return load_config(model);
-    Config c;
-    c.V = 50304, c.C = 768, c.L = 12, c.NH = 12, c.NKV = 12, c.HS = 64, c.F = 2048;
-    return c;
+/// The fastest of three runs or more, as many as that many seconds hold: on a CPU other processes only ever add to the time.
+inline double fastest(const std::function<void()>& work, double seconds) {
+    work();
+    double best = INFINITY;
+    const Stopwatch all;
+    for (int n = 0; n < 3 || all.seconds() < seconds; n++) {
+        const Stopwatch watch;
+        work();
+        best = std::min(best, watch.seconds());
+    }
+    return best;
 }
 
-/// Options that say which model takes which step.
-struct StepOptions {
-    std::string model = "124m";
-    int B = 64, T = 1024;
-
-    void add_to(CLI::App& app) {
-        const auto positive = whole_number_from(1, 1 << 28);
-        app.add_option("--model", model, "124m, a preset, or a Hugging Face folder with a config.json");
-        app.add_option("--batch-size", B, "sequences of a micro-step")->transform(positive);
-        app.add_option("--seq-len", T, "tokens per sequence, T")->transform(positive);
-    }
-};
+/// The backward pass of the first layer's attention, of a model that has gone forward and backward, so that its tensors hold what they
+/// hold in training. layer_attention() is the forward pass.
+template <class Device, class X>
+void attention_backward_of_first_layer(Device device, GPT<Device, X>& gpt, const Batch& batch) {
+    auto& s = gpt.scratch;
+    const LayerInputs<X> in = attention_inputs(gpt, 0, batch.B, batch.T);
+    const size_t k_at = size_t(gpt.net.config.NH) * gpt.net.config.HS, v_at = in.qk_row;
+    const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}};
+    ScoreInputGradients<X> score_inputs{s.dscore_inputs[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
+                                        gpt.net.layers[0].attention->facts.reads_x ? s.dnormed : nullptr, gpt.gradients};
+    gpt.attention(0).backward(device, in, gpt.weights, gpt.layers[0].attention, s.dout, to, score_inputs, s.attention);
+}
 
 /// A model in training on random tokens.
+template <class Device, class X>
 struct Trainee {
-    GPU device;
-    GPT<GPU, bf16> gpt;
-    BatchFeed<GPU> feed;
-    StepGraphs<GPU> graphs;
+    Device device;
+    GPT<Device, X> gpt;
+    BatchFeed<Device> feed;
+    StepGraphs<Device> graphs;
     Batch batch;
     size_t different;   // tokens of the batch
     int64_t step = 0;
 
-    Trainee(GPU device_, const Variant& variant, const Config& config, int B, int T)
+    Trainee(Device device_, const Variant& variant, const Config& config, int B, int T)
         : device(device_), gpt(variant, config, B, T, Mode::training), feed(B, T, config.V) {
         gpt.allocate(device);
         feed.allocate(device);
         const size_t n = gpt.net.tensors.size();
-        HostView<GPU> weights(device, gpt.gradients, n);
+        HostView<Device> weights(device, gpt.gradients, n);
         initialise(gpt.net.tensors, 1, weights.data());
         weights.push();
         convert(device, gpt.master, gpt.gradients, n);
         convert(device, gpt.weights, gpt.gradients, n);
+        gpt_weights_loaded(device, gpt);
         const auto tokens = random_tokens(size_t(B) * T, config.V, 1), targets = random_tokens(tokens.size(), config.V, 2);
         different = count_different(tokens);
         batch = feed.put(device, tokens.data(), targets.data(), B, T);
@@ -99,6 +105,13 @@ struct Trainee {
         gpt_forward(device, gpt, batch);
         gpt_loss(device, gpt, batch, Write::overwrite, 1.0f / float(batch.B * batch.T));
         gpt_backward(device, gpt, batch, Write::overwrite);
+    }
+
+    /// Forward and backward pass of the first layer's attention, as `time` measures work. launch_gradients() must have run.
+    template <class Time>
+    auto time_attention(Time time) {
+        const auto forward = time([this] { layer_attention(device, gpt, 0, batch); });
+        return std::pair{forward, time([this] { attention_backward_of_first_layer(device, gpt, batch); })};
     }
 
 private:

@@ -122,21 +122,6 @@ std::string summary_of(const AttentionReport& report) {
     return line;
 }
 
-AttentionReport of_layers(const AttentionReport& report, const std::vector<int>& layers) {
-    AttentionReport some;
-    for (BranchReport branch : report) {
-        BranchReport part;
-        part.name = branch.name;
-        for (int l : layers) {
-            part.in_layer.push_back(branch.in_layer[size_t(l)]);
-            for (size_t n = 0; n < all_tables(part).size(); n++)
-                all_tables(part)[n]->push_back((*all_tables(branch)[n])[size_t(l)]);
-        }
-        if (std::find(part.in_layer.begin(), part.in_layer.end(), true) != part.in_layer.end()) some.push_back(std::move(part));
-    }
-    return some;
-}
-
 bool CollapseWatch::has_collapsed(const AttentionReport& now, const Head& at) const {
     const double is = now[at.branch].normalised[at.layer][at.head], was = first_[at.branch].normalised[at.layer][at.head];
     return is < 0.05 && is < was / 2;

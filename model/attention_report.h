@@ -52,9 +52,6 @@ HeadTable sum_of(const AttentionReport& report, HeadTable BranchReport::*table);
 /// pairs and tiles, then "; cmp: entropy 1.20 nats ..." and so on, "; one softmax: ..." for layers with a single branch.
 std::string summary_of(const AttentionReport& report);
 
-/// The report of these layers alone; a branch that none of them has is left out.
-AttentionReport of_layers(const AttentionReport& report, const std::vector<int>& layers);
-
 /// Detects heads whose attention collapses onto single keys. Criterion: mean normalised entropy below 0.05 and below half of this
 /// run's first measurement, so that a head that started sharp, or a mask that leaves little choice, raises no alarm.
 class CollapseWatch {

@@ -1,18 +1,15 @@
 #include "model/config.h"
 
 #include <algorithm>
-#include <array>
 #include <climits>
 #include <cmath>
 #include <iterator>
-#include <limits>
 
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/options.h"
 #include "model/config_keys.h"
-#include "model/layer_types.h"
-#include "model/rope_keys.h"
+#include "model/generation_config.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;
@@ -21,63 +18,53 @@ namespace {
 
 // ---------------------------------------------------------------------------------------------------------------- presets
 
-struct Preset {
-    const char* name;
-    Config config;
-};
-
 /// Qwen3 style: QK-norm, no bias.
-Config qwen3(int V, int C, int L, int NH, int NKV, int HS, int F) {
+Config qwen3(int V, int C, int L, int NH, int NKV, int HS, int F, int max_positions = 32768) {
     Config config;
     config.V = V, config.C = C, config.L = L, config.NH = NH, config.NKV = NKV, config.HS = HS, config.F = F;
+    config.max_positions = max_positions;
     config.tokenizer = V == 512 ? "bytes" : "";
     config.end_of_text = V == 512 ? 256 : -1;
     return config;
 }
 
 /// Qwen2.5 style: QKV bias, no QK-norm; the head size is C / NH.
-Config qwen2(int V, int C, int L, int NH, int NKV, int F) {
-    Config config = qwen3(V, C, L, NH, NKV, C / NH, F);
+Config qwen2(int V, int C, int L, int NH, int NKV, int F, int max_positions = 32768) {
+    Config config = qwen3(V, C, L, NH, NKV, C / NH, F, max_positions);
     config.qkv_bias = true;
     config.qk_norm = false;
     return config;
 }
 
-Config with_positions(Config config, int max_positions) {
-    config.max_positions = max_positions;
-    return config;
-}
-
-const std::vector<Preset>& presets() {
-    //                                              V      C    L  NH NKV   HS     F
-    static const std::vector<Preset> table = {
-        {"qwen-tiny", qwen3(                      512,    32,   2,  2,  1,  32,   64)},
-        {"qwen-1m", qwen3(                        512,   128,   4,  4,  2,  32,  384)},
-        {"qwen-2m", qwen3(                        512,   192,   4,  3,  3,  64,  512)},
-        {"qwen-7m", qwen3(                        512,   256,   7,  8,  4,  64,  768)},
-        {"qwen-7m-8k", qwen3(                    8192,   256,   5,  8,  4,  64,  768)},
-        {"qwen-132m", qwen3(                    50304,   768,  12, 12, 12,  64, 2368)},
-        {"qwen-134m", qwen3(                    50304,   768,  12, 12, 12,  64, 2432)},
-        {"qwen2.5-0.5b", qwen2(                151936,   896,  24, 14,  2,       4864)},
-        {"qwen2.5-1.5b", with_positions(qwen2( 151936,  1536,  28, 12,  2,       8960), 131072)},
-        {"qwen3-0.6b", with_positions(qwen3(   151936,  1024,  28, 16,  8, 128, 3072), 40960)},
+const std::vector<std::pair<std::string, Config>>& presets() {
+    //                                   V      C    L  NH NKV   HS     F
+    static const std::vector<std::pair<std::string, Config>> table = {
+        {"qwen-tiny", qwen3(           512,    32,   2,  2,  1,  32,   64)},
+        {"qwen-1m", qwen3(             512,   128,   4,  4,  2,  32,  384)},
+        {"qwen-2m", qwen3(             512,   192,   4,  3,  3,  64,  512)},
+        {"qwen-7m", qwen3(             512,   256,   7,  8,  4,  64,  768)},
+        {"qwen-7m-8k", qwen3(         8192,   256,   5,  8,  4,  64,  768)},
+        {"qwen-132m", qwen3(         50304,   768,  12, 12, 12,  64, 2368)},
+        {"qwen-134m", qwen3(         50304,   768,  12, 12, 12,  64, 2432)},
+        {"qwen2.5-0.5b", qwen2(     151936,   896,  24, 14,  2,       4864)},
+        {"qwen2.5-1.5b", qwen2(     151936,  1536,  28, 12,  2,       8960, 131072)},
+        {"qwen3-0.6b", qwen3(       151936,  1024,  28, 16,  8, 128, 3072, 40960)},
     };
     return table;
 }
 
 // ----------------------------------------------------------------------------------------------------------------- checks
 
+/// The sizes of config.json. Their limits are far beyond any real model, yet no product of two or three overflows 64 bits.
 struct Size {
     const char* key;
-    int value;
-    int highest;   // far beyond any real model, yet no product of two or three sizes overflows 64 bits
+    int Config::* member;
+    int highest;
 };
-
-std::array<Size, 8> sizes(const Config& c) {
-    return {{{"vocab_size", c.V, 1 << 24}, {"hidden_size", c.C, 1 << 18}, {"num_hidden_layers", c.L, 1 << 12},
-             {"num_attention_heads", c.NH, 1 << 12}, {"num_key_value_heads", c.NKV, 1 << 12}, {"head_dim", c.HS, 1 << 12},
-             {"intermediate_size", c.F, 1 << 22}, {"max_position_embeddings", c.max_positions, 1 << 30}}};
-}
+constexpr Size SIZES[] = {
+    {"vocab_size", &Config::V, 1 << 24}, {"hidden_size", &Config::C, 1 << 18}, {"num_hidden_layers", &Config::L, 1 << 12},
+    {"num_attention_heads", &Config::NH, 1 << 12}, {"num_key_value_heads", &Config::NKV, 1 << 12}, {"head_dim", &Config::HS, 1 << 12},
+    {"intermediate_size", &Config::F, 1 << 22}, {"max_position_embeddings", &Config::max_positions, 1 << 30}};
 
 /// Matrices only: norms, biases and a variant's tensors are too small to matter for a limit.
 int64_t matrix_parameters(const Config& c) {
@@ -107,13 +94,7 @@ constexpr ModelForm FORMS[] = {
     {"LlamaForCausalLM", "llama", false, false, R"({"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048,
         "bos_token_id": 1, "eos_token_id": 2})"}};
 
-/// "Qwen3ForCausalLM, Qwen2ForCausalLM or LlamaForCausalLM"
-std::string all_architectures() {
-    std::string all;
-    for (const ModelForm& form : FORMS)
-        all += std::string(all.empty() ? "" : &form == std::end(FORMS) - 1 ? " or " : ", ") + form.architecture;
-    return all;
-}
+constexpr const char* ARCHITECTURES = "Qwen3ForCausalLM, Qwen2ForCausalLM or LlamaForCausalLM";
 
 /// By `architectures` or, if that is missing, by `model_type`.
 const ModelForm& form_of(const json& object, const std::string& where) {
@@ -124,7 +105,7 @@ const ModelForm& form_of(const json& object, const std::string& where) {
         const json& list = object["architectures"];
         if (!list.is_array() || list.size() != 1 || !list[0].is_string())
             fail(Exit::checkpoint, where, ": \"architectures\" is ", list.is_array() ? written(list).substr(0, 80) : shown(list),
-                 ", expected a list of one name: ", all_architectures());
+                 ", expected a list of one name: ", ARCHITECTURES);
         name = list[0].get<std::string>();
     }
     for (const ModelForm& form : FORMS) {
@@ -134,7 +115,7 @@ const ModelForm& form_of(const json& object, const std::string& where) {
                  form.architecture, ", whose type is \"", form.model_type, "\"; make them agree");
         return form;
     }
-    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\", expected ", all_architectures());
+    fail(Exit::checkpoint, where, ": the architecture is \"", name.substr(0, 80), "\", expected ", ARCHITECTURES);
 }
 
 /// Precondition: check_config().
@@ -160,24 +141,30 @@ json with_defaults(const json& object, const ModelForm& form) {
     json all = parse_json(COMMON_DEFAULTS);
     all.update(parse_json(form.defaults));
     all.update(object);
+    if (!has_field(all, "num_key_value_heads")) all["num_key_value_heads"] = all["num_attention_heads"];
     return all;
 }
 
-/// config.end_of_text and, where the file has several, config.listed_ends. Ids beyond the vocabulary are left out.
+void read_sizes(const json& object, const ModelForm& form, Config& config, const std::string& where) {
+    const bool has_head_dim = object.contains("head_dim") && (form.qk_norm || !object["head_dim"].is_null());
+    for (const auto& [key, member, highest] : SIZES)
+        if (member != &Config::HS || has_head_dim) config.*member = int(integer_field(object, key, 1, highest, where));
+    if (has_head_dim) return;
+    if (config.C % config.NH != 0)
+        fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C,
+             ") is not a multiple of num_attention_heads (", config.NH, ")");
+    config.HS = config.C / config.NH;
+}
+
+/// config.end_of_text and, where the file has several, config.listed_ends; config.begin_of_text.
 void read_ends_of_text(const json& object, Config& config, const std::string& where) {
-    const json held = object.contains("eos_token_id") ? object["eos_token_id"] : json();
-    const bool is_list = held.is_array();
-    std::vector<int> ends;
-    for (const json& id : is_list ? held : json::array({held})) {
-        if (!id.is_number_integer() && !(id.is_null() && !is_list))
-            fail(Exit::checkpoint, where, ": \"eos_token_id\" is ", shown(id), ", expected a token's id, a list of ids, or null");
-        if (id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < config.V) ends.push_back(id.get<int>());
-    }
+    const std::vector<int> ends = eos_token_ids(object, config.V, where);
     if (ends.size() == 1) config.end_of_text = ends[0];
     else config.listed_ends = ends;
     if (config.tokenizer == "bytes") config.end_of_text = 256;
-    const json begin = object.contains("bos_token_id") ? object["bos_token_id"] : json();
-    if (begin != held) config.begin_of_text = begin.is_null() ? -1 : int(integer_field(object, "bos_token_id", -1, INT_MAX, where));
+    const bool has_begin = has_field(object, "bos_token_id");
+    if (object.value("bos_token_id", json()) == object.value("eos_token_id", json())) return;
+    config.begin_of_text = has_begin ? int(integer_field(object, "bos_token_id", -1, INT_MAX, where)) : -1;
 }
 
 void read_settings(const json& object, Config& config, const std::string& where) {
@@ -209,15 +196,15 @@ std::string form_in_words(const Config& config) {
 }
 
 bool is_preset(const std::string& name) {
-    const auto& table = presets();
-    return std::any_of(table.begin(), table.end(), [&](const Preset& p) { return name == p.name; });
+    return std::any_of(presets().begin(), presets().end(), [&](const auto& preset) { return preset.first == name; });
 }
 
 Config preset(const std::string& name) {
-    for (const Preset& p : presets())
-        if (name == p.name) return p.config;
     std::string all;
-    for (const Preset& p : presets()) all += std::string(all.empty() ? "" : ", ") + p.name;
+    for (const auto& [known, config] : presets()) {
+        if (name == known) return config;
+        all += (all.empty() ? "" : ", ") + known;
+    }
     const std::string near = nearest(name, preset_names());
     fail(Exit::usage, "there is no preset and no folder named \"", name, "\"", near.empty() ? "" : "; did you mean " + near + "?",
          " Presets: ", all);
@@ -225,19 +212,14 @@ Config preset(const std::string& name) {
 
 std::vector<std::string> preset_names() {
     std::vector<std::string> names;
-    for (const Preset& p : presets()) names.push_back(p.name);
+    for (const auto& preset : presets()) names.push_back(preset.first);
     return names;
 }
 
-static void check_sizes(const Config& config, const std::string& where, Exit code) {
-    for (const Size& size : sizes(config))
-        if (size.value < 1 || size.value > size.highest)
-            fail(code, where, ": ", size.key, " is ", size.value, ", expected 1 to ", size.highest);
-}
-
-void check_config(const Config& config, const std::string& where, int exit_code) {
-    const Exit code = Exit(exit_code);
-    check_sizes(config, where, code);
+void check_config(const Config& config, const std::string& where, Exit code) {
+    for (const auto& [key, member, highest] : SIZES)
+        if (config.*member < 1 || config.*member > highest)
+            fail(code, where, ": ", key, " is ", config.*member, ", expected 1 to ", highest);
     if (config.V < 2) fail(code, where, ": vocab_size is ", config.V, ", expected at least 2 tokens to choose from");
     if (config.tokenizer == "bytes" && config.V < 257)
         fail(code, where, ": vocab_size is ", config.V, ", the bytes tokenizer needs at least 257 (256 bytes and end-of-text)");
@@ -248,10 +230,6 @@ void check_config(const Config& config, const std::string& where, int exit_code)
         fail(code, where, ": QKV bias (Qwen2) and QK-norm (Qwen3) cannot be combined; use one or neither");
     if (!(config.norm_eps > 0 && config.norm_eps < 1))
         fail(code, where, ": rms_norm_eps is ", config.norm_eps, ", expected above 0 and below 1");
-    if (!(config.rope_theta >= 1 && config.rope_theta <= 1e12))
-        fail(code, where, ": rope_theta is ", config.rope_theta, ", expected 1 to 1e12");
-    if (!(config.init_std >= 0 && config.init_std <= 10))
-        fail(code, where, ": initializer_range is ", config.init_std, ", expected 0 to 10");
     if (!is_variant_name(config.variant)) fail(code, where, ": attention_variant must be made of a-z, 0-9 and _");
     if (!config.layers.empty() && config.layers.size() != size_t(config.L))
         fail(code, where, ": attention is given for ", config.layers.size(), " layers, but num_hidden_layers is ", config.L,
@@ -263,23 +241,16 @@ void check_config(const Config& config, const std::string& where, int exit_code)
 // ---------------------------------------------------------------------------------------------------------------- writing
 
 static ordered_json object_of(const Config& config) {
-    check_config(config, "config.json to be written", int(Exit::checkpoint));
+    check_config(config, "config.json to be written", Exit::checkpoint);
     ordered_json object;
     const ModelForm& form = form_of(config);
     object["architectures"] = ordered_json::array({form.architecture});
     object["model_type"] = form.model_type;
     if (!transformers_computes(config))   // files beside config.json, in scripts/attention_torch
         object["auto_map"] = auto_map();
-    object["vocab_size"] = config.V;
-    object["hidden_size"] = config.C;
-    object["num_hidden_layers"] = config.L;
-    object["num_attention_heads"] = config.NH;
-    object["num_key_value_heads"] = config.NKV;
-    object["head_dim"] = config.HS;
-    object["intermediate_size"] = config.F;
+    for (const auto& [key, member, highest] : SIZES) object[key] = config.*member;
     object["hidden_act"] = "silu";
     object["rms_norm_eps"] = config.norm_eps;
-    object["max_position_embeddings"] = config.max_positions;
     write_rope(config, object);
     if (!form.qkv_bias) object["attention_bias"] = false;   // Qwen2 has no such key: it always has QKV bias
     object["attention_dropout"] = 0.0;
@@ -309,37 +280,21 @@ Config config_from_json(const std::string& text, const std::string& where) {
     require_known_keys(given, where);
     refuse_for_form(given, form, where);
     const json object = with_defaults(given, form);
-    const auto size = [&](const char* key) { return int(integer_field(object, key, 1, std::numeric_limits<int>::max(), where)); };
 
     Config config;
-    config.V = size("vocab_size");
-    config.C = size("hidden_size");
-    config.L = size("num_hidden_layers");
-    config.NH = size("num_attention_heads");
-    config.NKV = has_field(object, "num_key_value_heads") ? size("num_key_value_heads") : config.NH;
-    config.F = size("intermediate_size");
-    if (!object.contains("head_dim") || (object["head_dim"].is_null() && !form.qk_norm)) {
-        if (config.C % config.NH != 0)
-            fail(Exit::checkpoint, where, ": \"head_dim\" is missing and hidden_size (", config.C,
-                 ") is not a multiple of num_attention_heads (", config.NH, ")");
-        config.HS = config.C / config.NH;
-    } else {
-        config.HS = size("head_dim");
-    }
+    read_sizes(object, form, config, where);
     config.qkv_bias = form.qkv_bias;
     config.qk_norm = form.qk_norm;
     config.tied = bool_field(object, "tie_word_embeddings", where);
     read_rope(object, config, where);
     config.norm_eps = number_field(object, "rms_norm_eps", 0, 1, where);
     config.init_std = number_field(object, "initializer_range", 0, 10, where);
-    config.max_positions = size("max_position_embeddings");
-    check_sizes(config, where, Exit::checkpoint);   // before there is anything for each layer
     config.names_variant = has_field(object, "attention_variant");
     if (config.names_variant) config.variant = string_field(object, "attention_variant", where);
     if (has_field(object, "engine_tokenizer")) config.tokenizer = string_field(object, "engine_tokenizer", where);
     read_ends_of_text(object, config, where);
     read_settings(object, config, where);
     read_layers(object, config, where);
-    check_config(config, where, int(Exit::checkpoint));
+    check_config(config, where, Exit::checkpoint);
     return config;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model/base/error.h"
 #include "model/rope.h"
 
 /// Setting::step of a real-valued setting and of an integer one.
@@ -98,8 +99,13 @@ std::vector<std::string> preset_names();
 /// The model's form and the numbers that no other line has, for output: "QK-norm, QKV bias".
 std::string form_in_words(const Config& config);
 
-/// Fails with `exit_code` (Exit::usage or Exit::checkpoint) if the sizes are not valid; `where` names their source in the message.
-void check_config(const Config& config, const std::string& where, int exit_code);
+/// Fails with `code` if the sizes are not valid; `where` names their source in the message.
+void check_config(const Config& config, const std::string& where, Exit code);
+
+/// Whether transformers' own code computes the model: causal layers and equal sliding windows, without sigma_reparam; Llama's form has no
+/// windows there. Other models name their code in "auto_map" (scripts/attention_torch), and their layer_types has our names, so that they
+/// are not loaded as plain attention.
+bool transformers_computes(const Config& config);
 
 /// config.json in Hugging Face form (Qwen2ForCausalLM, Qwen3ForCausalLM, or with neither biases nor QK-norm
 /// LlamaForCausalLM, which transformers computes so) plus the variant's keys. A hybrid of causal layers and equal sliding windows is one of

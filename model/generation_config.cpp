@@ -33,19 +33,19 @@ bool is_neutral(const std::string& key, const json& value) {
     return is_usual || value.is_null() || value == false || (value.is_structured() && value.empty());
 }
 
-std::vector<int> read_ends(const json& object, int V, const std::string& where) {
-    std::vector<int> ends;
-    if (!has_field(object, "eos_token_id")) return ends;
+}   // namespace
+
+std::vector<int> eos_token_ids(const json& object, int V, const std::string& where) {
+    std::vector<int> ids;
+    if (!has_field(object, "eos_token_id")) return ids;
     const json& held = object["eos_token_id"];
     for (const json& id : held.is_array() ? held : json::array({held})) {
         if (!id.is_number_integer())
             fail(Exit::checkpoint, where, ": \"eos_token_id\" is ", shown(id), ", expected a token's id, a list of ids, or null");
-        if (id >= 0 && id < V) ends.push_back(id.get<int>());
+        if (id >= 0 && id < V) ids.push_back(id.get<int>());
     }
-    return ends;
+    return ids;
 }
-
-}   // namespace
 
 std::string GenerationConfig::in_words() const {
     std::string all;
@@ -61,7 +61,7 @@ GenerationConfig generation_config_from_json(const std::string& text, int V, con
     GenerationConfig config;
     if (text.empty()) return config;
     const json object = parse_json_object(text, where);
-    config.ends = read_ends(object, V, where);
+    config.ends = eos_token_ids(object, V, where);
     if (has_field(object, "temperature")) config.temperature = number_field(object, "temperature", 0, 1e6, where);
     if (has_field(object, "top_k")) config.top_k = int(integer_field(object, "top_k", 0, 1 << 30, where));
     if (has_field(object, "top_p")) config.top_p = number_field(object, "top_p", 0, 1, where);

@@ -17,9 +17,12 @@ struct GenerationConfig {
     std::string in_words() const;
 };
 
-/// Parses generation_config.json of a model with a vocabulary of V, ids beyond which are left out; `where` (the file's path) is named in
+/// Parses generation_config.json of a model with a vocabulary of V; `where` (the file's path) is named in
 /// errors, which are all Exit::checkpoint. An empty text has nothing set.
 GenerationConfig generation_config_from_json(const std::string& text, int V, const std::string& where);
+
+/// The ids of "eos_token_id" in either file: one, a list, or none. Ids beyond a vocabulary of V are left out.
+std::vector<int> eos_token_ids(const nlohmann::json& object, int V, const std::string& where);
 
 /// The file that a checkpoint of the model with this config.json has, unless it came with one.
 std::string default_generation_config(const nlohmann::json& model);

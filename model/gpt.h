@@ -201,7 +201,7 @@ void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write writ
 template <class Device, class X>
 void gpt_weigh_targets(Device device, GPT<Device, X>& gpt, double weight) {
     gpt.weighs_targets = true;
-    set_value(device, gpt.target_weight, Wide<X>(weight));
+    fill(device, gpt.target_weight, 1, Wide<X>(weight));
 }
 
 /// Callback of gpt_backward(): elements [begin, end) of the gradient buffer are final. Calls run from the end of the buffer to its

@@ -1,4 +1,4 @@
-#include "model/layer_types.h"
+#include "model/config_keys.h"
 
 #include <map>
 #include <set>

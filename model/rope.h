@@ -1,6 +1,7 @@
-// The frequencies of rotary position embedding, plain or scaled for texts longer than those of pretraining.
+// Rotary position embedding: its frequencies, plain or scaled for texts longer than those of pretraining, and the rotation of a pair.
 #pragma once
 #include <cmath>
+#include <cstddef>
 
 /// "rope_scaling" of config.json. Its bounds count how often a pair of channels turns within the texts of pretraining: a pair above
 /// `fast` keeps its frequency, one below `slow` has it divided by `factor`, and one between them has a mixture.
@@ -59,5 +60,26 @@ private:
     /// The d, not rounded, at which plain frequencies turn so often within the texts of pretraining.
     constexpr double pair_of(double rotations) const {
         return HS * std::log(scaling.original_positions / (rotations * TURN)) / (2 * std::log(theta));
+    }
+};
+
+/// Rotates (x1, x2) by one angle, in place. With -sine it is the transpose, which is the gradient.
+template <class W>
+constexpr void rotate_pair(W& x1, W& x2, W cosine, W sine) {
+    const W first = x1 * cosine - x2 * sine;
+    x2 = x2 * cosine + x1 * sine;
+    x1 = first;
+}
+
+/// RoPE tables (T, HS/2) for the rows of a sequence.
+template <class W>
+struct Angles {
+    const W *cosine = nullptr, *sine = nullptr;
+    constexpr explicit operator bool() const { return cosine != nullptr; }
+
+    /// The tables from this position on.
+    constexpr Angles from(int position, int HS) const {
+        const size_t at = size_t(position) * (HS / 2);
+        return {cosine + at, sine + at};
     }
 };

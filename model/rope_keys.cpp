@@ -1,4 +1,4 @@
-#include "model/rope_keys.h"
+#include "model/config_keys.h"
 
 #include <algorithm>
 #include <cmath>
@@ -27,7 +27,7 @@ const std::vector<RopeType>& rope_types() {
         {"default", RopeScaling::Type::none, {}, {}},
         {"linear", RopeScaling::Type::linear, {FACTOR}, {}},
         {"yarn", RopeScaling::Type::yarn, {FACTOR, ORIGINAL},
-         {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}},
+         {"attention_factor", "beta_fast", "beta_slow", "truncate"}},
         {"llama3", RopeScaling::Type::llama3, {FACTOR, ORIGINAL, "low_freq_factor", "high_freq_factor"}, {}}};
     return types;
 }
@@ -62,17 +62,8 @@ void require_keys(const json& rope, const RopeType& type, const std::string& whe
     }
 }
 
-/// YaRN's factor of cosines and sines, sqrt(1/t) of arXiv 2309.00071, section 3.4; its code weights the logarithm by `mscale`.
-double yarn_attention_factor(double factor, double mscale = 1) { return 0.1 * mscale * std::log(factor) + 1; }
-
-/// The file's attention_factor; else that of mscale and mscale_all_dim, if both are there and not 0; else that of the factor alone.
-double read_attention_factor(const json& rope, double factor, const std::string& where) {
-    if (has_field(rope, "attention_factor")) return number_field(rope, "attention_factor", 1e-3, 1e3, where);
-    const auto weight = [&](const char* key) { return has_field(rope, key) ? number_field(rope, key, 0, 1e3, where) : 0; };
-    const double own = weight("mscale"), of_all = weight("mscale_all_dim");
-    if (own == 0 || of_all == 0) return yarn_attention_factor(factor);
-    return yarn_attention_factor(factor, own) / yarn_attention_factor(factor, of_all);
-}
+/// YaRN's factor of cosines and sines, sqrt(1/t) of arXiv 2309.00071, section 3.4.
+double yarn_attention_factor(double factor) { return 0.1 * std::log(factor) + 1; }
 
 void read_bounds(const json& rope, RopeScaling& scaling, const std::string& where) {
     const bool yarn = scaling.type == RopeScaling::Type::yarn;
@@ -96,7 +87,8 @@ RopeScaling read_scaling(const json& rope, const std::string& where) {
     read_bounds(rope, scaling, where);
     if (scaling.type != RopeScaling::Type::yarn) return scaling;
     if (has_field(rope, "truncate")) scaling.truncate = bool_field(rope, "truncate", where);
-    scaling.attention_factor = read_attention_factor(rope, scaling.factor, where);
+    scaling.attention_factor = has_field(rope, "attention_factor") ? number_field(rope, "attention_factor", 1e-3, 1e3, where)
+                                                                   : yarn_attention_factor(scaling.factor);
     return scaling;
 }
 

@@ -13,6 +13,12 @@ std::string kind_of_number(const Setting& s) {
     return s.step == WHOLE ? "a whole number" : "a multiple of " + std::to_string(s.step);
 }
 
+void keep_only(std::map<std::string, double>& held, const std::vector<Setting>& settings) {
+    std::erase_if(held, [&](const auto& entry) {
+        return std::none_of(settings.begin(), settings.end(), [&](const Setting& s) { return s.key == entry.first; });
+    });
+}
+
 bool is_step(const Setting& s, double value) { return s.step == REAL || std::fmod(value, s.step) == 0; }
 
 }   // namespace
@@ -30,20 +36,14 @@ Config Config::of_layer(int l) const {
     view.layers.clear();
     if (layers.empty()) return view;
     const LayerAttention& layer = layers[size_t(l)];
-    if (layer.variant != variant)
-        std::erase_if(view.settings, [](const auto& held) {
-            return std::none_of(model_settings().begin(), model_settings().end(),
-                                [&](const Setting& s) { return s.key == held.first; });
-        });
+    if (layer.variant != variant) keep_only(view.settings, model_settings());
     view.variant = layer.variant;
     for (const auto& [key, value] : layer.settings) view.settings[key] = value;
     return view;
 }
 
 void complete_settings(Config& config, const std::vector<Setting>& settings) {
-    std::erase_if(config.settings, [&](const auto& held) {
-        return std::none_of(settings.begin(), settings.end(), [&](const Setting& s) { return s.key == held.first; });
-    });
+    keep_only(config.settings, settings);
     for (const Setting& s : settings) {
         const double value = config.settings.emplace(s.key, s.value).first->second;
         if (!(value >= s.lowest && value <= s.highest && is_step(s, value)))

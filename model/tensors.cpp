@@ -6,21 +6,9 @@
 
 #include "model/base/error.h"
 #include "model/base/hash.h"
+#include "model/base/splitmix64.h"
 
 namespace {
-
-/// The finaliser of splitmix64: every input bit affects every output bit.
-uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-/// Element `counter` of the splitmix64 sequence seeded with `key`, computed directly.
-uint64_t random_bits(uint64_t key, uint64_t counter) { return mix(key + (counter + 1) * 0x9e3779b97f4a7c15u); }
-
-/// 53 random bits as a double in [0, 1).
-double uniform(uint64_t bits) { return double(bits >> 11) * 0x1p-53; }
 
 struct NormalPair {
     double first, second;
@@ -28,8 +16,9 @@ struct NormalPair {
 
 /// Box-Muller: two independent uniform variates become two independent normal ones.
 NormalPair normal_pair(uint64_t key, uint64_t pair) {
-    const double u = 1 - uniform(random_bits(key, 2 * pair));   // in (0, 1]: its logarithm is finite
-    const double angle = 2 * std::numbers::pi * uniform(random_bits(key, 2 * pair + 1));
+    using namespace splitmix64;
+    const double u = 1 - uniform(element(key, 2 * pair));   // in (0, 1]: its logarithm is finite
+    const double angle = 2 * std::numbers::pi * uniform(element(key, 2 * pair + 1));
     const double radius = std::sqrt(-2 * std::log(u));
     return {radius * std::cos(angle), radius * std::sin(angle)};
 }

@@ -3,21 +3,18 @@
 # top, which has source and formula. The program may run where there is no source tree.
 #   scripts/carried_texts.sh scripts/attention_torch/*.py attention/*.cuh > build/carried_texts.cpp
 set -euo pipefail
-text() { printf '        {"%s", R"carried(%s\n)carried"},\n' "$(basename "${1%.cuh}")" "$2"; }
+text_of() { case $1 in *.py) cat "$1" ;; *) sed -nE '/^\/\//!q; s/^\/\/ ?//p' "$1" ;; esac; }
 
-printf '%s\n' '#include "model/checkpoint/carried_texts.h"' '' 'const std::vector<CarriedText>& modeling_files() {' \
-    '    static const std::vector<CarriedText> all = {'
-for file; do
-    case $file in
-        */__init__.py) ;;   # transformers makes its own
-        *.py) text "$file" "$(cat "$file")" ;;
-    esac
-done
-printf '%s\n' '    };' '    return all;' '}' '' 'const std::vector<CarriedText>& descriptions_of_variants() {' \
-    '    static const std::vector<CarriedText> all = {'
-for file; do
-    case $file in
-        *.cuh) text "$file" "$(sed -nE '/^\/\//!q; s/^\/\/ ?//p' "$file")" ;;
-    esac
-done
-printf '%s\n' '    };' '    return all;' '}'
+# table FUNCTION ENDING FILE...: a C++ function with the texts of the files whose names end so.
+table() {
+    local file
+    printf '%s\n' "const std::vector<CarriedText>& $1() {" '    static const std::vector<CarriedText> all = {'
+    for file in "${@:3}"; do
+        [[ $file != *$2 ]] || printf '        {"%s", R"carried(%s\n)carried"},\n' "$(basename "${file%.cuh}")" "$(text_of "$file")"
+    done
+    printf '%s\n' '    };' '    return all;' '}'
+}
+printf '%s\n' '#include "model/checkpoint/carried_texts.h"' ''
+table modeling_files .py "${@/*__init__.py/}"   # transformers makes its own
+echo
+table descriptions_of_variants .cuh "$@"

@@ -15,7 +15,7 @@ there, and in the header of the variant's file.
 Exit codes: 0 all agree, 1 one does not, 2 usage.
 """
 import argparse
-import importlib.util
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -45,7 +45,7 @@ def draw(check, size):
     generator = torch.Generator().manual_seed(zlib.crc32(f'{check.name} {size}'.encode()))
     normal = lambda *shape: torch.randn(*shape, generator=generator)
     form = SimpleNamespace(C=C, NH=NH, NKV=NKV, HS=check.HS, T=T, L=1)
-    _, declare = attention_torch.TABLE.get(check.variant, (None, lambda *_: {}))   # of a new mechanism `prepare` draws the tensors
+    _, declare, _ = attention_torch.TABLE.get(check.variant, (None, lambda *_: {}, ()))   # of a new mechanism `prepare` draws the tensors
     own = declare(form, check.settings)
     prefix = attention_torch.tensor_prefix(check.variant)
     tensors = {prefix + name: of.mean + of.deviation * normal(*of.shape) for name, of in own.items()}
@@ -128,14 +128,6 @@ def markdown(rows):
     return '\n'.join([line(HEAD), line(['---'] * len(HEAD)), *map(line, rows)])
 
 
-def checks_of(path):
-    """CHECKS of a Python file."""
-    spec = importlib.util.spec_from_file_location('own_module', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.CHECKS
-
-
 def rows_written(text):
     """{(variant, published code): cells} of the table that is there."""
     lines = text.split(BEGIN + '\n')[1].split(END)[0].splitlines()[2:]
@@ -152,7 +144,7 @@ def main():
     options = parser.parse_args()
     if options.module and options.table: parser.error('--table is of scripts/published, not of a --module')
     if options.module and not options.module.is_file(): parser.error(f'--module {options.module}: is no file')
-    checks = checks_of(options.module) if options.module else CHECKS
+    checks = runpy.run_path(options.module)['CHECKS'] if options.module else CHECKS
     if unknown := set(options.variants) - {check.variant for check in checks}:
         parser.error(f'nothing is compared for {", ".join(sorted(unknown))}; there is {", ".join(sorted({c.variant for c in checks}))}')
     if not PROGRAM.exists(): sys.exit(f'{PROGRAM.relative_to(ROOT)} is not there; make build/dev/attention_layer')

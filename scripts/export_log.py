@@ -33,7 +33,7 @@ class TensorBoard:
     def __init__(self, package, options, name):
         folder = options.log.parent / 'tensorboard'
         if any(folder.glob('events.*')): fail(2, f'{folder}: holds curves already; move it away')
-        self.writer = package.SummaryWriter(str(folder))
+        self.writer = package.SummaryWriter(str(folder), flush_secs=5)
         if options.tag: self.writer.add_text('tags', ', '.join(options.tag))
 
     def config(self, config):
@@ -44,9 +44,6 @@ class TensorBoard:
 
     def text(self, step, text):
         self.writer.add_text('sample', text, step)
-
-    def flush(self):
-        self.writer.flush()
 
     def end(self):
         self.writer.close()
@@ -70,9 +67,6 @@ class Runs:
     def text(self, step, text):
         table = self.package.Table(columns=['step', 'text'], data=[[step, text]]) if self.package.__name__ == 'wandb' else text
         self.package.log({'sample': table}, step=step)
-
-    def flush(self):
-        pass
 
     def end(self):
         self.package.finish()
@@ -123,7 +117,6 @@ def records(path, follow):
             if isinstance(record, dict) and is_number(record.get('step')): last = max(last, record['step'])
         if not follow: break
         if more: continue
-        yield {}   # nothing new
         time.sleep(1)
         if path.exists() and path.stat().st_ino != os.fstat(file.fileno()).st_ino:   # a resumed run writes its log anew
             file.close()
@@ -151,8 +144,7 @@ def main():
     count = 0
     try:
         for record in records(options.log, options.follow):
-            if not record: tracker.flush()
-            count += bool(record)
+            count += 1
             if export(record, tracker) and options.follow: break
     finally:
         tracker.end()

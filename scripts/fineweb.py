@@ -14,9 +14,9 @@ Needs pyarrow for files of tables and huggingface_hub for the hub. Exit codes: t
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,8 +32,6 @@ DATASETS = {
     'tinystories': ('roneneldan/TinyStories', 'data/train-', ['--val-tokens', '5000000']),
 }
 READY_MADE = 'kjj0/fineweb10B-gpt2'
-SHAKESPEARE = ('https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
-               '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed')
 
 
 class Problem(Exception):
@@ -78,43 +76,8 @@ def bring_from_hub(repository, wanted, folder=None):
     return paths
 
 
-def bring_shakespeare(folder):
-    url, sha256 = SHAKESPEARE
-    path = Path(folder) / 'tinyshakespeare.txt'
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix('.partial')
-        try:
-            urllib.request.urlretrieve(url, partial)
-        except OSError as error:
-            raise Problem(f'{url}: cannot be brought: {error}') from error
-        partial.rename(path)
-    check_hash(path, sha256)
-    return str(path)
-
-
-class ArrowTable:
-    """A file (Feather) or stream (the cache of `datasets`) of Arrow's IPC format, read as a ParquetFile is: a batch is a group of rows."""
-
-    def __init__(self, path):
-        from pyarrow import ArrowInvalid, Table, ipc, memory_map
-        source = memory_map(str(path))
-        try:
-            file = ipc.open_file(source)
-            self.batches = [file.get_batch(n) for n in range(file.num_record_batches)]
-        except ArrowInvalid:   # no footer
-            source.seek(0)
-            file = ipc.open_stream(source)
-            self.batches = list(file)
-        self.schema_arrow, self.num_row_groups = file.schema, len(self.batches)
-        self.metadata = Table.from_batches(self.batches, file.schema)
-
-    def read_row_group(self, group, columns):
-        return self.batches[group].select(columns)
-
-
-def open_table(path):
-    """A parquet or Arrow file, by the ending of its name."""
+def open_texts(path, column):
+    """How many rows a parquet or Arrow file has, and its column of texts in batches."""
     kind = 'parquet' if str(path).endswith('.parquet') else 'Arrow'
     try:
         import pyarrow
@@ -122,73 +85,71 @@ def open_table(path):
     except ImportError:
         raise needed('pyarrow') from None
     try:
-        return parquet.ParquetFile(path) if kind == 'parquet' else ArrowTable(path)
+        if kind == 'parquet':
+            file = parquet.ParquetFile(path)
+            schema, rows, batches = file.schema_arrow, file.metadata.num_rows, lambda: file.iter_batches(columns=[column])
+        else:
+            table = read_arrow(path)
+            schema, rows, batches = table.schema, table.num_rows, lambda: table.select([column]).to_batches()
     except (OSError, pyarrow.ArrowException) as error:
         raise Problem(f'{path}: is no {kind} file that can be read: {error}') from error
+    if column not in schema.names or not holds_strings(schema.field(column).type):
+        columns = ', '.join(f'{field.name} ({field.type})' for field in schema)
+        raise Problem(f'{path}: has no column "{column}" of strings; --column names the one to take. Its columns are: {columns}')
+    return rows, batches
 
 
-def columns_of(file):
-    """Names and types of a table's columns, for messages."""
-    return ', '.join(f'{field.name} ({field.type})' for field in file.schema_arrow)
-
-
-def read_group(file, path, group, columns):
-    """The columns of one group of rows, each a list under its name."""
-    import pyarrow
+def read_arrow(path):
+    """The table in a file (Feather) or stream (the cache of `datasets`) of Arrow's IPC format, which stays on the disk until it is used."""
+    from pyarrow import ArrowInvalid, ipc, memory_map
+    source = memory_map(str(path))
     try:
-        return file.read_row_group(group, columns=columns).to_pydict()
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise Problem(f'{path}: group of rows {group} cannot be read: {error}') from error
+        return ipc.open_file(source).read_all()
+    except ArrowInvalid:   # no footer
+        source.seek(0)
+        return ipc.open_stream(source).read_all()
 
 
 def holds_strings(kind):
     """Whether an Arrow type is one of strings: plain ones, views, or a dictionary of them, which is how pandas stores categories.
     Bytes that are not marked as text, as old programs write it, are strings if they are UTF-8."""
     from pyarrow import types
-    if types.is_dictionary(kind):
-        return holds_strings(kind.value_type)
-    names = ('is_string', 'is_large_string', 'is_string_view', 'is_binary', 'is_large_binary', 'is_binary_view')
-    return any(getattr(types, name)(kind) for name in names if hasattr(types, name))   # old versions have no views
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return str(kind) in ('string', 'large_string', 'string_view', 'binary', 'large_binary', 'binary_view')
 
 
-def as_text(value):
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def open_texts(path, column):
-    """A table whose column holds strings."""
-    file = open_table(path)
-    kinds = {field.name: field.type for field in file.schema_arrow}
-    if column not in kinds or not holds_strings(kinds[column]):
-        raise Problem(f'{path}: has no column "{column}" of strings; --column names the one to take. '
-                      f'Its columns are: {columns_of(file)}')
-    return file
-
-
-def write_texts(file, path, column, out):
-    """The texts of a table as JSON Lines: one group of rows in memory at a time."""
-    for group in range(file.num_row_groups):
-        texts = read_group(file, path, group, [column])[column]
-        for row, text in enumerate(texts):
-            if text is None:
-                raise Problem(f'{path}: row {row} of group {group} has no text in column "{column}"')
-            try:
-                texts[row] = as_text(text)
-            except UnicodeDecodeError as error:
-                raise Problem(f'{path}: row {row} of group {group} has bytes in column "{column}" that are not UTF-8: {error}') from error
-        out.write(''.join('{"text":' + json.dumps(text, ensure_ascii=False) + '}\n' for text in texts).encode())
+def write_texts(path, batches, column, out):
+    """The texts of a table as JSON Lines, a batch in memory at a time."""
+    row = 0
+    try:
+        for batch in batches():
+            lines = []
+            for text in batch.column(0).to_pylist():
+                if text is None:
+                    raise Problem(f'{path}: row {row} has no text in column "{column}"')
+                try:
+                    text = text.decode() if isinstance(text, bytes) else text
+                except UnicodeDecodeError as error:
+                    raise Problem(f'{path}: row {row} has bytes in column "{column}" that are not UTF-8: {error}') from error
+                lines.append('{"text":' + json.dumps(text, ensure_ascii=False) + '}\n')
+                row += 1
+            out.write(''.join(lines).encode())
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:   # of pyarrow, whose exceptions are ValueErrors
+        raise Problem(f'{path}: cannot be read from row {row} on: {error}') from error
 
 
 def tokenize(paths, column, options):
     """Streams the files into ./tokenize and returns its exit code."""
     files = [open_texts(path, column) for path in paths]   # every one is looked at before work begins
     # The number of documents tells ./tokenize the end of the data from the end of a program that died.
-    documents = sum(file.metadata.num_rows for file in files)
+    documents = sum(rows for rows, _ in files)
     command = [str(TOKENIZE), '--format', 'jsonl', '--documents', str(documents), *options, '-']
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     try:
-        for file, path in zip(files, paths):
-            write_texts(file, path, column, process.stdin)
+        for (_, batches), path in zip(files, paths):
+            write_texts(path, batches, column, process.stdin)
         process.stdin.close()
     except BrokenPipeError:   # it ended early and has said why
         pass
@@ -199,13 +160,28 @@ def tokenize(paths, column, options):
     return process.wait()
 
 
+def write_whole(path, data):
+    """Under another name first, so that what has the name is complete."""
+    temporary = path.with_name(path.name + '.tmp')
+    try:
+        with open(temporary, 'wb') as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise Problem(f'{path}: cannot be written: {error.strerror}') from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def has(options, *names):
     return any(option.split('=')[0] in names for option in options)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument('--dataset', choices=[*DATASETS, 'tinyshakespeare'], help='what to bring')
+    parser.add_argument('--dataset', choices=DATASETS, help='what to bring')
     parser.add_argument('--shards', type=int, metavar='N',
                         help=f'bring the validation shard and the first N training shards of {READY_MADE}')
     parser.add_argument('--column', default='text', help='column of the texts in parquet and Arrow files (default: text)')
@@ -223,8 +199,6 @@ def main():
         return 0
     if not TOKENIZE.exists():
         raise Problem(f'{TOKENIZE} is not there: make tokenize')
-    if arguments.dataset == 'tinyshakespeare':
-        return subprocess.run([TOKENIZE, *options, bring_shakespeare(arguments.out)]).returncode
     if arguments.dataset:
         repository, prefix, split = DATASETS[arguments.dataset]
         files = bring_from_hub(repository, lambda path: path.startswith(prefix) and path.endswith('.parquet'))

@@ -85,6 +85,17 @@ def task_of(items, number, folder):
     return name
 
 
+def tokenizer_of(checkpoint, folder):
+    """The checkpoint's tokenizer in a folder of its own: beside a Qwen2's config.json transformers (5.23) splits words as Qwen2 does,
+    whatever tokenizer.json says."""
+    folder.mkdir(exist_ok=True)
+    for path in checkpoint.glob("tokenizer*.json"):
+        shutil.copy(path, folder)
+    if not any(folder.iterdir()):
+        stop(7, f"{checkpoint}: holds no tokenizer.json")
+    return folder
+
+
 def is_ruler(task):
     return task.startswith(("niah_", "ruler"))
 
@@ -157,16 +168,9 @@ def main(words):
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         names = [task_of(Path(task), n, work) if own[n] else task for n, task in enumerate(tasks)]
-        # The tokenizer in a folder of its own: beside a Qwen2's config.json transformers (5.23) splits words as Qwen2 does, whatever
-        # the checkpoint's tokenizer.json says.
-        (work / "tokenizer").mkdir()
-        for path in checkpoint.glob("tokenizer*.json"):
-            shutil.copy(path, work / "tokenizer")
-        if not any((work / "tokenizer").iterdir()):
-            stop(7, f"{checkpoint}: holds no tokenizer.json")
         environment = os.environ | ({"HF_DATASETS_CACHE": str(work / "cache")} if any(own) else {})
         environment |= {"HF_HUB_OFFLINE": "1"} if all(own) else {}
-        arguments = f"pretrained={checkpoint},tokenizer={work / 'tokenizer'}"
+        arguments = f"pretrained={checkpoint},tokenizer={tokenizer_of(checkpoint, work / 'tokenizer')}"
         command = ["lm_eval", "--tasks", ",".join(names), "--include_path", str(work), "--model"]
         if ruler:
             sys.argv = [*command, "engine", "--model_args", arguments, "--batch_size", "8", *options]

@@ -12,15 +12,15 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=""   # what apt said
 
-# look: asks the probe. lacks: its lines; required, optional: packages to install; reinstalled: those that are there and broken.
+# look: asks the probe. lacks: its lines; required, optional: packages to install, or once more where they are broken.
 look() {
     lacks=$(scripts/probe.sh --missing "$level" 2> "$log") || { cat "$log" >&2; exit 2; }
     packages() { grep -E "^$1 " <<< "$lacks" | cut -d ' ' -f 3 | tr ',' '\n' | grep -v '^-$' | sort -u | tr '\n' ' ' | sed 's/ $//'; }
-    required=$(packages 'required missing') optional=$(packages 'optional missing') reinstalled=$(packages '[a-z]+ broken')
+    required=$(packages 'required [a-z]+') optional=$(packages 'optional [a-z]+')
 }
 
 may_install() {
-    [ -n "$required$optional$reinstalled" ] && command -v apt-get > /dev/null || return
+    [ -n "$required$optional" ] && command -v apt-get > /dev/null || return
     [ "$(id -u)" = 0 ] || sudo -n true 2> /dev/null
 }
 
@@ -38,28 +38,27 @@ apt() {
 # shellcheck disable=SC2086  # lists of words
 install() {
     local package updated=yes
-    echo "installing:" $required $optional $reinstalled
+    echo "installing:" $required $optional
     apt update || updated=no   # an older list of packages may still do
-    if [ -n "$required$optional" ] && ! apt install -y --no-install-recommends $required $optional && [ $updated = yes ]; then
-        [ -z "$required" ] || apt install -y --no-install-recommends $required
-        for package in $optional; do apt install -y --no-install-recommends "$package"; done
+    if ! apt install -y --reinstall --no-install-recommends $required $optional && [ $updated = yes ]; then
+        [ -z "$required" ] || apt install -y --reinstall --no-install-recommends $required
+        for package in $optional; do apt install -y --reinstall --no-install-recommends "$package"; done
     fi
-    [ -z "$reinstalled" ] || apt install -y --no-install-recommends --reinstall $reinstalled
     look
-    [ -z "$reinstalled" ] || [ -n "$failed" ] || failed="apt-get reinstalled $reinstalled, which is as broken as before"
+    [ -z "$required$optional" ] || [ -n "$failed" ] || \
+        failed="apt-get installed ${required:+$required }$optional, and it is as missing or broken as before"
 }
 
 # What to type, as root or behind sudo.
 print_lines() {
     local all="$required${required:+ }$optional"
-    [ -n "$all$reinstalled" ] || return
+    [ -n "$all" ] || return
     if ! command -v apt-get > /dev/null; then
-        echo "there is no apt-get here; these are Debian's names, and scripts/environment.yml has conda's:  $all $reinstalled"
+        echo "there is no apt-get here; these are Debian's names, and scripts/environment.yml has conda's:  $all"
         return
     fi
     echo "as root, this installs what is missing (then the same command again):"
-    [ -z "$all" ] || echo "    apt-get update && apt-get install -y --no-install-recommends $all"
-    [ -z "$reinstalled" ] || echo "    apt-get update && apt-get install -y --reinstall $reinstalled"
+    echo "    apt-get update && apt-get install -y --reinstall --no-install-recommends $all"
 }
 
 look

@@ -20,13 +20,11 @@ import shutil
 import sys
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 
 import attention_torch as attentions
 from attention_torch import qwen
@@ -173,24 +171,6 @@ def difference_from_transformers(form, folder, ids, batches, logits, curve):
     return of_logits, of_curve
 
 
-def difference_from_gpt_oss(form, s, generator):
-    """Largest difference of an output (of size about 1) between the attention of sink_logits and transformers' GptOss, on random
-    numbers and the sinks s (NH) of a fixture."""
-    def normal(heads):
-        return torch.randn(form.B, heads, form.T, form.HS, generator=generator, dtype=torch.float64)
-
-    inputs = attentions.Inputs(None, normal(form.NH), normal(form.NKV), normal(form.NKV), form.rope_theta, 0, form.L)
-    ours = attentions.TABLE[form.variant][0](inputs, {'s': s}, form.settings, attentions.Notes())
-    layer = SimpleNamespace(sinks=s, num_key_value_groups=form.NH // form.NKV, training=False)
-    hidden = ~(inputs.causal & attentions.window(inputs, form.settings))
-    mask = torch.zeros(form.T, form.T, dtype=torch.float64).masked_fill(hidden, -math.inf)
-    theirs, _ = gpt_oss_attention(layer, inputs.q, inputs.k, inputs.v, mask, form.HS ** -0.5)        # (B, T, NH, HS)
-    difference = (theirs.transpose(1, 2) - ours).abs().max().item()
-    if not difference < 1e-12:
-        sys.exit(f"sink_logits differs from transformers' GptOss by {difference}")
-    return difference
-
-
 def write_fixture(name, form, folder):
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + form.seed)
     stored = make_weights(form, generator)
@@ -225,10 +205,6 @@ def write_fixture(name, form, folder):
         of_logits, of_curve = difference_from_transformers(form, folder, ids, batches, logits.detach(), curve)
         record['difference_from_transformers'] = {'logits': of_logits, 'curve_relative': of_curve}
         summary += f', differs from transformers by {of_logits:.1e} in a logit, {of_curve:.1e} in the curve'
-    if form.variant == 'sink_logits':
-        s = weights['model.layers.0.self_attn.sink_logits.s'].detach()
-        record['difference_from_transformers'] = {'attention': difference_from_gpt_oss(form, s, generator)}
-        summary += f", differs from transformers' GptOss by {record['difference_from_transformers']['attention']:.1e} in an output"
     (folder / 'fixture.json').write_text(json.dumps(record, indent=1) + '\n')
     safetensors.torch.save_file({'input_ids': ids.int().contiguous(), 'targets': targets.int().contiguous(),
                                  'logits': logits.detach().float(), 'batches': batches.int()}, folder / 'fixture.safetensors')

@@ -11,8 +11,8 @@ import pathlib
 import random
 import sys
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from train_tokenizer import QWEN2_PATTERN
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers, trainers
+from train_tokenizer import QWEN2_PATTERN, untrained
 
 sys.path.insert(0, "tests")
 from check_tokenizer import left_out, random_text  # noqa: E402
@@ -46,30 +46,24 @@ DAMAGED = [b"\xff", b"a\xc3", b"\xe6\xbcz", b"\xed\xa0\x80", b"ok \xf0\x9f\x91 \
            b"\xc0\xafx\xf4\x90\x80\x80", b"e\xcc\x81\xcc", bytes(range(256))]
 
 
-def trained(pre_tokenizer, normalizer, lines):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, pre_tokenizer, decoders.ByteLevel()
+def trained(like, lines, special=("<|endoftext|>",), added=(), **parts):
+    """A tokenizer of 2000 tokens in the form of scripts/train_tokenizer.py, with other parts."""
+    tokenizer = untrained(like)
+    for name, part in parts.items(): setattr(tokenizer, name, part)
     tokenizer.train_from_iterator(lines, trainers.BpeTrainer(
         vocab_size=2000, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False))
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_tokens([AddedToken(t, normalized=t == "<é>") for t in added])
     return tokenizer
 
 
-def split(pattern):
-    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_only])
-
-
 def tokenizers(lines):
-    gpt2 = trained(pre_tokenizers.ByteLevel(add_prefix_space=False), None, lines)
-    gpt2.add_special_tokens(["<|endoftext|>"])
-    qwen = trained(split(QWEN2_PATTERN), normalizers.NFC(), lines)
-    qwen.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
-    qwen.add_tokens([AddedToken(t, normalized=t == "<é>") for t in ("<think>", "</think>", "<é>", "<think><")])
-    llama = trained(split(LLAMA), None, lines)
-    llama.add_special_tokens(["<|endoftext|>"])
-    prefix = trained(pre_tokenizers.ByteLevel(add_prefix_space=True), None, lines)
-    prefix.add_special_tokens(["<|endoftext|>"])
-    prefix.add_tokens([AddedToken("<think>", normalized=False)])
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA), "isolated"), bytes_only])
+    gpt2 = trained("gpt2", lines)
+    qwen = trained("qwen2", lines, ["<|endoftext|>", "<|im_start|>"], ["<think>", "</think>", "<é>", "<think><"])
+    llama = trained("qwen2", lines, normalizer=None, pre_tokenizer=split)
+    prefix = trained("gpt2", lines, added=["<think>"], pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))
     files = {name: json.loads(t.to_str()) for name, t in (("gpt2", gpt2), ("qwen", qwen), ("llama", llama), ("prefix", prefix))}
     for name in ("gpt2", "prefix"):   # the older way of writing merges
         files[name]["model"]["merges"] = [" ".join(pair) for pair in files[name]["model"]["merges"]]

@@ -2,12 +2,11 @@
 """Loss curves from the log.jsonl files of one or several runs, as a PNG.
 
     python3 scripts/plot_loss.py out/asga/log.jsonl --out loss.png
-    python3 scripts/plot_loss.py out/*/log.jsonl --out compare.png --log-y
     python3 scripts/plot_loss.py out/causal/log.jsonl out/asga/log.jsonl --labels baseline ASGA --difference --axis tokens
 
-Training loss is drawn raw (faint) and smoothed, validation loss as points. Steps are below, tokens above; bits per byte on the right
-where the log has them. --axis tokens or seconds (of training steps) puts runs of unlike steps beside each other; --difference adds a
-panel of each run's loss minus the first's, at equal places on that axis. Exit codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
+Training loss is drawn raw (faint) and smoothed, validation loss as points. --axis tokens or seconds (of training steps) puts runs of
+unlike steps beside each other; --difference adds a panel of each run's loss minus the first's, at equal places on that axis. Exit
+codes: 0 done, 1 nothing to plot, 2 usage, 3 no matplotlib.
 """
 import argparse
 import json
@@ -17,20 +16,30 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']   # told apart by colour-blind readers too
+AXES = {'steps': 'optimiser steps', 'tokens': 'tokens', 'seconds': 'seconds of training'}
+VALIDATION = {'linestyle': '--', 'linewidth': 1, 'marker': 'o', 'markersize': 5, 'markerfacecolor': 'white', 'markeredgewidth': 1.4}
 
 
 @dataclass
 class Run:
     label: str
-    loss: dict = field(default_factory=dict)         # step -> training loss, nats per token
-    val_loss: dict = field(default_factory=dict)     # step -> validation loss, nats per token
-    tokens: dict = field(default_factory=dict)       # step -> tokens seen so far
-    seconds: dict = field(default_factory=dict)      # step -> seconds of training steps so far
-    bits_per_nat: list = field(default_factory=list)  # val_bpb / val_loss: a property of the text and the tokenizer
-    last_step: float = -1
+    steps: dict = field(default_factory=dict)         # step -> its record
+    validations: dict = field(default_factory=dict)   # step -> its record
+
+    def curve(self, key, axis):
+        """Places on the axis, and values: key "loss" of training or "val_loss", in nats per token."""
+        import numpy
+        records = self.steps if key == 'loss' else self.validations
+        steps = sorted(step for step in records if is_number(records[step].get(key)))
+        values = [records[step][key] for step in steps]
+        if axis == 'steps' or not steps: return steps, values
+        logged = 'ms' if axis == 'seconds' else axis
+        known = sorted(step for step in self.steps if is_number(self.steps[step].get(logged)))
+        if not known: sys.exit(f'{self.label}: its log has no {axis}; --axis steps draws it')
+        places = [self.steps[step][logged] for step in known]
+        return numpy.interp(steps, known, numpy.cumsum(places) / 1000 if axis == 'seconds' else places), values
 
 
 def load_matplotlib():
@@ -55,40 +64,29 @@ def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def add_record(run, record):
-    step = record.get('step')
-    if not is_number(step) or 'event' in record:
-        return
-    if 'loss' in record:
-        if step <= run.last_step:                    # resumed from an earlier step: what was logged beyond it was lost
-            for series in (run.loss, run.val_loss, run.tokens, run.seconds):
-                for later in [s for s in series if s >= step]:
-                    del series[later]
-        run.last_step = step
-        if is_number(record['loss']):
-            run.loss[step] = record['loss']
-        if is_number(record.get('tokens')):
-            run.tokens[step] = record['tokens']
-        if is_number(record.get('ms')):
-            run.seconds[step] = run.seconds.get(max(run.seconds, default=0), 0.0) + record['ms'] / 1000
-    if is_number(record.get('val_loss')):
-        run.val_loss[step] = record['val_loss']
-        if is_number(record.get('val_bpb')) and record['val_loss'] > 0:
-            run.bits_per_nat.append(record['val_bpb'] / record['val_loss'])
-
-
-def read_log(path, label):
-    run = Run(label)
+def records_of(path):
+    """The records of a log. The last line may be half of one: the run was killed or is still going."""
     lines = path.read_text(encoding='utf-8', errors='replace').splitlines()
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line) if line.strip() else {}
         except json.JSONDecodeError:
-            if number < len(lines):                  # the last line may be half-written: the run was killed or is still going
-                print(f'{path}:{number}: not JSON, skipped', file=sys.stderr)
+            if number < len(lines): print(f'{path}:{number}: not JSON, skipped', file=sys.stderr)
             continue
-        if isinstance(record, dict):
-            add_record(run, record)
+        if isinstance(record, dict): yield record
+
+
+def read_log(path, label):
+    run, last = Run(label), -1
+    for record in records_of(path):
+        step = record.get('step')
+        if not is_number(step) or 'event' in record: continue
+        if 'loss' in record:
+            if step <= last:   # resumed from an earlier step: what was logged beyond it was lost
+                run.steps, run.validations = ({s: one for s, one in of.items() if s < step} for of in (run.steps, run.validations))
+            last = step
+            run.steps[step] = record
+        if is_number(record.get('val_loss')): run.validations[step] = record
     return run
 
 
@@ -102,74 +100,28 @@ def smooth(values):
     return result
 
 
-def common_ratio(ratios):
-    """The ratio that all runs share within half a percent; None when there is none, so that no axis shows a wrong scale."""
-    ratios = [r for r in ratios if r]
-    if not ratios or max(ratios) > 1.005 * min(ratios):
-        return None
-    return median(ratios)
-
-
-def tokens_per_step(run):
-    steps = sorted(run.tokens)
-    if len(steps) < 2:
-        return None
-    return (run.tokens[steps[-1]] - run.tokens[steps[0]]) / (steps[-1] - steps[0])
-
-
-def places(run, steps, axis):
-    """Where steps are on the axis. A step without a record of its own, as of a validation, has the place of the last before it."""
-    known = {'steps': {}, 'tokens': run.tokens, 'seconds': run.seconds}[axis]
-    if axis == 'steps': return list(steps)
-    found, ordered, at = [], sorted(known), 0
-    for step in steps:
-        while at + 1 < len(ordered) and ordered[at + 1] <= step: at += 1
-        found.append(known[ordered[at]] if ordered else float('nan'))
-    return found
-
-
 def draw_difference(axes, run, first, color, axis):
     """The losses of a run minus those of the first, where both have some."""
     import numpy
-    for of_run, of_first, style in ((run.loss, first.loss, {'linewidth': 1.5}),
-                                    (run.val_loss, first.val_loss, {'marker': 'o', 'linestyle': '--', 'linewidth': 1, 'markersize': 4})):
-        if not of_run or not of_first: continue
-        (x, y), (x0, y0) = ((places(r, sorted(losses), axis), [losses[s] for s in sorted(losses)])
-                            for r, losses in ((run, of_run), (first, of_first)))
-        if of_run is run.loss: y, y0 = smooth(y), smooth(y0)
+    for key, style in (('loss', {'linewidth': 1.5}), ('val_loss', {'marker': 'o', 'linestyle': '--', 'linewidth': 1, 'markersize': 4})):
+        (x, y), (x0, y0) = run.curve(key, axis), first.curve(key, axis)
+        if not y or not y0: continue
+        if key == 'loss': y, y0 = smooth(y), smooth(y0)
         inside = [n for n, place in enumerate(x) if x0[0] <= place <= x0[-1]]
         axes.plot([x[n] for n in inside], [y[n] - numpy.interp(x[n], x0, y0) for n in inside], color=color, **style)
 
 
 def draw_run(axes, run, color, axis):
     name = run.label
-    if run.val_loss:
-        last = run.val_loss[max(run.val_loss)]
-        name += f' (validation {last:.3f}'
-        name += f', {last * median(run.bits_per_nat):.3f} bits per byte)' if run.bits_per_nat else ')'
-    steps = sorted(run.loss)
-    losses = [run.loss[s] for s in steps]
-    if steps:
-        x = places(run, steps, axis)
+    if run.validations:
+        last = run.validations[max(run.validations)]
+        bits = last.get('val_bpb')
+        name += f' (validation {last["val_loss"]:.3f}' + (f', {bits:.3f} bits per byte)' if is_number(bits) else ')')
+    x, losses = run.curve('loss', axis)
+    if losses:
         axes.plot(x, losses, color=color, alpha=0.22, linewidth=0.8)
         axes.plot(x, smooth(losses), color=color, linewidth=1.8, label=name)
-    steps = sorted(run.val_loss)
-    if steps:
-        axes.plot(places(run, steps, axis), [run.val_loss[s] for s in steps], color=color, linestyle='--', linewidth=1, marker='o', markersize=5,
-                  markerfacecolor='white', markeredgewidth=1.4, zorder=3, label=None if run.loss else name)
-
-
-def count(value, _=None):
-    """12,000,000 -> 12M, for tick labels."""
-    for size, suffix in ((1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'K')):
-        if abs(value) >= size:
-            return f'{value / size:g}{suffix}'
-    return f'{value:g}'
-
-
-def scale_axis(make, ratio):
-    """A second axis that shows `ratio` times the first."""
-    return make(functions=(lambda x: x * ratio, lambda x: x / ratio))
+    axes.plot(*run.curve('val_loss', axis), color=color, **VALIDATION, zorder=3, label=None if losses else name)
 
 
 def draw(runs, options):
@@ -186,37 +138,14 @@ def draw(runs, options):
         below.axhline(0, color=COLORS[0], linewidth=1)
         below.grid(color='#dddddd', linewidth=0.6)
         below.set_ylabel(f'minus {runs[0].label}')
-    if options.log_y:
-        axes.set_yscale('log')
-        axes.yaxis.set_major_locator(pyplot.matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-        axes.yaxis.set_major_formatter(pyplot.FuncFormatter(lambda y, _: f'{y:g}'))
-        axes.yaxis.set_minor_formatter(pyplot.NullFormatter())
-    axes.xaxis.set_major_formatter(pyplot.FuncFormatter(count))
+    axes.xaxis.set_major_formatter(pyplot.matplotlib.ticker.EngFormatter(sep=''))   # 12M
     axes.set_xlim(left=0)
     axes.grid(color='#dddddd', linewidth=0.6)
-    below.set_xlabel({'steps': 'optimiser steps', 'tokens': 'tokens', 'seconds': 'seconds of training'}[options.axis])
+    below.set_xlabel(AXES[options.axis])
     axes.set_ylabel('loss, nats per token')
-    ratio = common_ratio([tokens_per_step(run) for run in runs])
-    if ratio and options.axis == 'steps':
-        top = scale_axis(lambda **k: axes.secondary_xaxis('top', **k), ratio)
-        top.set_xlabel('tokens')
-        top.xaxis.set_major_formatter(pyplot.FuncFormatter(count))
-    ratio = common_ratio([median(run.bits_per_nat) for run in runs if run.bits_per_nat])
-    if ratio:
-        right = scale_axis(lambda **k: axes.secondary_yaxis('right', **k), ratio)
-        right.set_ylabel('bits per byte')
-        if options.log_y:
-            right.yaxis.set_major_locator(pyplot.matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-            right.yaxis.set_major_formatter(pyplot.FuncFormatter(lambda y, _: f'{y:g}'))
-            right.yaxis.set_minor_formatter(pyplot.NullFormatter())
-    handles, _ = axes.get_legend_handles_labels()
-    legend_handles = handles + [pyplot.Line2D([], [], color='#666666', linewidth=1.8, label='training, smoothed')]
-    if any(run.val_loss for run in runs):
-        legend_handles.append(pyplot.Line2D([], [], color='#666666', linestyle='--', linewidth=1, marker='o', markersize=5,
-                                            markerfacecolor='white', markeredgewidth=1.4, label='validation'))
-    axes.legend(handles=legend_handles, loc='upper right', frameon=True, framealpha=0.9, edgecolor='none')
-    if options.title:
-        axes.set_title(options.title)
+    handles = [*axes.get_legend_handles_labels()[0], pyplot.Line2D([], [], color='#666666', linewidth=1.8, label='training, smoothed')]
+    if any(run.validations for run in runs): handles.append(pyplot.Line2D([], [], color='#666666', **VALIDATION, label='validation'))
+    axes.legend(handles=handles, loc='upper right', frameon=True, framealpha=0.9, edgecolor='none')
     save(figure, options.out, 150)
 
 
@@ -250,10 +179,8 @@ def main():
     parser.add_argument('logs', nargs='+', type=Path, metavar='LOG', help='log.jsonl of a run')
     parser.add_argument('--out', type=Path, default=Path('loss.png'), help='the picture to write (default loss.png)')
     parser.add_argument('--labels', nargs='+', metavar='NAME', help='one per log; the folders\' names by default')
-    parser.add_argument('--title')
-    parser.add_argument('--axis', choices=('steps', 'tokens', 'seconds'), default='steps', help='horizontal axis (default steps)')
+    parser.add_argument('--axis', choices=AXES, default='steps', help='horizontal axis (default steps)')
     parser.add_argument('--difference', action='store_true', help='panel of the differences to the first run')
-    parser.add_argument('--log-y', action='store_true', help='logarithmic loss axis')
     options = parser.parse_args()
     if options.labels and len(options.labels) != len(options.logs):
         parser.error(f'--labels: {len(options.labels)} names for {len(options.logs)} logs')
@@ -263,7 +190,7 @@ def main():
             run = read_log(path, label)
         except OSError as error:
             sys.exit(f'{path}: {error.strerror}')
-        if run.loss or run.val_loss:
+        if run.validations or any(is_number(record['loss']) for record in run.steps.values()):
             runs.append(run)
         else:
             print(f'{path}: no step with a loss yet, nothing to plot', file=sys.stderr)

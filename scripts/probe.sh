@@ -60,7 +60,7 @@ has_header() {
 }
 
 # library NAME KIND PACKAGE HEADER WITHOUT FLAGS...: whether the program on stdin works with the library; WITHOUT says what cannot be
-# done when it does not. A header without a library that works is not the same as nothing: installing it once more may help, but
+# done when it does not. A header without a library that works is not the same as nothing: installing it again may help, but
 # not where a program can be built and does not run, for then the library is too old.
 library() {
     local name=$1 kind=$2 package=$3 header=$4 without=$5

@@ -70,16 +70,20 @@ run_scripts() {
         flock "$work" cat "$log"'
 }
 
-# Python packages of the scripts: in build/python, unless python3 has them or PYTHON names another one. Tests without them are skipped.
+# Python packages of the scripts, and NVIDIA's disassembler where CUDA came without it: in build/python, unless python3 has them or PYTHON
+# names another one. Tests without them are skipped.
 install_python_packages() {
     local modules="gguf, ipykernel, jinja2, matplotlib, nbconvert, pandas, pyarrow, scipy, statsmodels, tokenizers, xxhash" folder=build/python
-    if [ -n "${PYTHON:-}" ] || python3 -c "import $modules" 2> /dev/null; then return; fi
-    if "$folder/bin/python3" -c "import $modules" 2> /dev/null || { python3 -m venv --clear --system-site-packages "$folder" &&
-        "$folder/bin/pip" install --retries 1 --timeout 20 $(tr -d , <<< "$modules"); } > "$work/pip" 2>&1; then
-        export PYTHON=$folder/bin/python3
-    else
-        echo "without the Python packages $modules: $(tail -n 1 "$work/pip")"
-    fi
+    local of_scripts="" of_cuda="" packages
+    [ -n "${PYTHON:-}" ] || python3 -c "import $modules" 2> /dev/null || of_scripts=$(tr -d , <<< "$modules")
+    [ ! -x "$nvcc" ] || [ -x "$(dirname "$(realpath "$nvcc")")/nvdisasm" ] || of_cuda=nvidia-cuda-nvdisasm
+    for packages in "$of_scripts" "$of_cuda"; do   # one must not keep the tests from the other
+        [ -n "$packages" ] || continue
+        { [ -x $folder/bin/pip ] || python3 -m venv --clear --system-site-packages $folder; } > "$work/pip" 2>&1 &&
+            $folder/bin/pip install --retries 1 --timeout 20 $packages > "$work/pip" 2>&1 ||
+            echo "without the Python packages $packages: $(tail -n 1 "$work/pip")"
+    done
+    if [ -n "$of_scripts" ] && $folder/bin/python3 -c "import $modules" 2> /dev/null; then export PYTHON=$folder/bin/python3; fi
 }
 
 changed_variants() {
@@ -88,9 +92,9 @@ changed_variants() {
 }
 
 step install scripts/install.sh test
-if ! nvidia-smi -L > /dev/null 2>&1; then   # GPU code is compiled and not run: for the newest cards (make ptx takes the oldest),
-    nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)   # and without slow optimisations (CUDA 13)
-    newest=compute_80
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+if ! nvidia-smi -L > /dev/null 2>&1; then   # GPU code is compiled and not run: for the newest cards (make ptx takes the oldest), and
+    newest=compute_80   # without slow optimisations (CUDA 13)
     if [[ $("$nvcc" --list-gpu-arch 2> /dev/null) == *compute_120* ]]; then newest=compute_120; fi
     export CUDA_ARCH=${CUDA_ARCH:--arch=$newest}
     if [[ $("$nvcc" --help 2> /dev/null) == *--Ofast-compile* ]]; then export CUDAFLAGS=${CUDAFLAGS:--Ofc=max}; fi
@@ -99,9 +103,9 @@ case $what in
     all)
         step "build the programs" build all reference_qwen
         step "build the tests" build build/tests/{run_tests,faults.so} build/generate_causal build/dev/{attention_layer,logits,token_ids} \
-            build/dev/bench_{cpu,patterns}.o
+            build/dev/bench_patterns.o
         step "build the emulated GPU" build build/emulated/{run_tests,collectives_program,train_causal,train_asga,generate_causal} \
-            build/emulated/dev/{bench_constants,count_step}
+            build/emulated/dev/{bench_constants,bench_gpu}
         step "GPU tests through nvcc" build ptx
         run_cases build/tests/run_tests
         run_cases build/emulated/run_tests

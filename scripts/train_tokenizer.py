@@ -13,29 +13,25 @@ GPT-2 and Qwen have it. A model needs as large a vocabulary: --model qwen-7m-8k 
 first, and every digit stands alone) or gpt2. The same texts and options give the same file, with any number of threads
 (RAYON_NUM_THREADS); it gets its name when it is complete. What has to fit into memory is the texts' different words, not the texts.
 
-Exit codes: 0 done, 2 usage or a missing package, 3 data.
+Exit codes: 0 done, 2 usage, 3 data or a missing package.
 """
 import argparse
 import gzip
 import io
 import json
 import lzma
-import os
 import signal
 import sys
 import zlib
 from pathlib import Path
+
+from fineweb import Problem, needed, run, write_whole
 
 # What Qwen2's tokenizer takes for a word: bytes are merged inside of words only. GPT-2's pattern is ByteLevel's own.
 QWEN2_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 END_OF_TEXT = '<|endoftext|>'
 COMPRESSED = {'.gz': gzip.open, '.xz': lzma.open}
 BLOCK = 1 << 16   # characters; the library collects 256 documents before it works on them
-
-
-def fail(code, message):
-    print(f'train_tokenizer: {message}', file=sys.stderr)
-    sys.exit(code)
 
 
 # ----------------------------------------------------------------------------------------------------------------- reading texts
@@ -50,13 +46,13 @@ def text_of(line, field, where):
     try:
         item = json.loads(line)
     except (ValueError, RecursionError) as error:
-        fail(3, f'{where}: is not JSON: {error}')
+        raise Problem(f'{where}: is not JSON: {error}')
     if not isinstance(item, dict) or not isinstance(item.get(field), str):
-        fail(3, f'{where}: has no string under "{field}"; --text-field names the key to take')
+        raise Problem(f'{where}: has no string under "{field}"; --text-field names the key to take')
     try:
         item[field].encode()
     except UnicodeEncodeError:
-        fail(3, f'{where}: has half of a surrogate pair (\\ud800 to \\udfff) under "{field}", which is no character')
+        raise Problem(f'{where}: has half of a surrogate pair (\\ud800 to \\udfff) under "{field}", which is no character')
     return item[field]
 
 
@@ -78,7 +74,7 @@ def documents(options):
             with COMPRESSED.get(path.suffix, open)(path, 'rb') as file:
                 yield from documents_of(path, file, options.text_field)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            fail(3, f'{path}: cannot be read: {getattr(error, "strerror", None) or error}')
+            raise Problem(f'{path}: cannot be read: {getattr(error, "strerror", None) or error}')
 
 
 # --------------------------------------------------------------------------------------------------------------------- training
@@ -108,23 +104,9 @@ def train(options):
     tokenizer.add_special_tokens([END_OF_TEXT])
     size = tokenizer.get_vocab_size()
     if size != options.vocab_size:
-        fail(3, f'the texts are too short for {options.vocab_size} tokens: after {size} no pair of them stands there twice; '
+        raise Problem(f'the texts are too short for {options.vocab_size} tokens: after {size} no pair of them stands there twice; '
                 f'give more text, or --vocab-size {size}')
     return tokenizer
-
-
-def write_whole(path, text):
-    """Under another name first, so that what has the name is complete."""
-    temporary = path.with_name(path.name + '.tmp')
-    try:
-        with open(temporary, 'w', encoding='utf-8') as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        fail(3, f'{path}: cannot be written: {error.strerror}')
 
 
 def parse():
@@ -150,16 +132,16 @@ def main():
     try:
         import tokenizers  # noqa: F401
     except ImportError:
-        fail(2, 'the Python package tokenizers is missing: pip install tokenizers')
+        raise needed('tokenizers') from None
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)   # before the long work, not behind it
     except OSError as error:
-        fail(3, f'{options.out.parent}: cannot be created as a folder: {error.strerror}')
+        raise Problem(f'{options.out.parent}: cannot be created as a folder: {error.strerror}')
     signal.signal(signal.SIGINT, signal.SIG_DFL)   # the library would let Ctrl-C wait until the merges are learnt
     tokenizer = train(options)
-    write_whole(options.out, tokenizer.to_str(pretty=True))
+    write_whole(options.out, tokenizer.to_str(pretty=True).encode())
     print(f'{options.out}: {tokenizer.get_vocab_size()} tokens')
 
 
 if __name__ == '__main__':
-    main()
+    run('train_tokenizer', main)

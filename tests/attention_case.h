@@ -1,4 +1,4 @@
-// Shared by the tests of attention: random values, a gradient check for large inputs, and one attention layer set up as in
+// Shared by the tests of attention: random values, a gradient check, and one attention layer set up as in
 // model/gpt.cu, so that any variant can be run forward and backward on its own.
 #pragma once
 #include <algorithm>
@@ -34,41 +34,19 @@ bool all_finite(const std::vector<X>& numbers) {
     return true;
 }
 
-/// Worst error of `gradient` along a few random directions d over all n values, relative to the expected size of <gradient, d>. A
-/// direction changes every value, so that an error in any of them shows. `loss` is evaluated at four points (error h^4, rounding
-/// 1e-16 / h): a correct gradient is within 1e-8. `size` is the typical size of this loss's gradients, the scale if the true
-/// gradient is zero.
-template <class Loss>
-double gradient_error(std::vector<double>& values, const std::vector<double>& gradient, Loss loss, double size = 1e-3) {
-    const double h = 1e-4;
-    double worst = 0, norm = 0;
-    for (double g : gradient) norm += g * g;
-    norm = std::sqrt(norm);
-    const std::vector<double> start = values;
-    for (uint64_t seed = 1; seed <= 2; seed++) {
-        const std::vector<double> direction = normal_numbers(values.size(), 977 * seed);
-        auto at = [&](double step) {
-            for (size_t n = 0; n < values.size(); n++) values[n] = start[n] + step * direction[n];
-            return loss();
-        };
-        const double slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
-        double product = 0;
-        for (size_t n = 0; n < values.size(); n++) product += gradient[n] * direction[n];
-        const double error = std::fabs(slope - product) / std::max(norm, size);
-        if (!(error <= worst)) worst = std::isnan(error) ? INFINITY : error;
-    }
-    values = start;
-    return worst;
+/// A log-sum-exp of -infinity, that of a row that sees nothing, has no difference to itself.
+inline std::vector<double> no_infinity(std::vector<double> numbers) {
+    std::replace(numbers.begin(), numbers.end(), double(-INFINITY), -10.0);
+    return numbers;
 }
 
-/// The same for long sequences and tensors one at a time, where decisions are taken (top-k, thresholds): a central difference along
-/// one direction, which moves values[n] where moves(n). Steps of 1e-4 take several variants across a decision within two hundred
-/// tokens, where the loss jumps, and even 1e-5 did; this one is smaller. What remains is rounding: a loss of some hundreds is known
-/// to about 1e-14, its slope to some 1e-8. So errors are relative to the gradient's norm, or to 0.1 if that is larger. The correct
-/// gradients of all variants are within 1.4e-7.
+/// Error of `gradient` against a central difference along a random direction, which moves values[n] where moves(n), so that an error
+/// in any of them shows. Steps of 1e-4 take several variants across a decision (top-k, thresholds) within two hundred tokens, where
+/// the loss jumps, and even 1e-5 did; this one is smaller. What remains is rounding: a loss of some hundreds is known to about 1e-14,
+/// its slope to some 1e-8. So errors are relative to the gradient's norm, or to 0.1 if that is larger. The correct gradients of all
+/// variants are within 1.4e-7.
 template <class Moves, class Loss>
-double slope_error(std::vector<double>& values, const std::vector<double>& gradient, Moves moves, Loss loss) {
-    const double h = 2e-6;
+double slope_error(std::vector<double>& values, const std::vector<double>& gradient, Moves moves, Loss loss, double h = 2e-6) {
     std::vector<size_t> moved;
     for (size_t n = 0; n < values.size(); n++)
         if (moves(n)) moved.push_back(n);
@@ -88,18 +66,6 @@ double slope_error(std::vector<double>& values, const std::vector<double>& gradi
 }
 
 inline double sum_of(const std::vector<double>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), 0.0); }
-
-/// The verdict on a rectangle by its pairs, of which `seen` (i, j) are visible.
-template <class Seen>
-Tile verdict_by_pairs(const Rectangle& r, Seen seen) {
-    bool some = false, all = true;
-    for (int i = r.i0; i < r.i1; i++)
-        for (int j = r.j0; j < r.j1; j++) {
-            const bool one = seen(i, j);
-            some = some || one, all = all && one;
-        }
-    return !some ? Tile::hidden : all ? Tile::full : Tile::mixed;
-}
 
 struct LayerSizes {
     int B, T, NH, NKV, HS;
@@ -134,8 +100,10 @@ public:
     std::vector<X> out, gated_out, lse;
     std::vector<X> auxiliary;   // (B, NH), empty if the policy has no auxiliary loss
     std::vector<X> dweights, dx, dqkv;
+    std::vector<X> dqk;   // of q and k after RoPE
 
     double auxiliary_weight = 1;   // of the policy's auxiliary loss in loss()
+    Statistics<X> statistics = {};   // of forward(), where requested
 
     AttentionCase(const Variant& variant, const LayerSizes& sizes, uint64_t seed = 1)
         : config(config_of(variant, sizes)), B(sizes.B), T(sizes.T), heads(sizes.NH + sizes.NKV),
@@ -156,27 +124,19 @@ public:
         return error.code == Exit::done;
     }
 
-    /// The same layer on the first `tokens` tokens of every sequence.
-    AttentionCase first_tokens(int tokens) const {
-        AttentionCase shorter(variant_, {B, tokens, config.NH, config.NKV, config.HS, config.settings});
-        shorter.weights = weights;
-        shorter.x = head_of(x, tokens), shorter.qkv = head_of(qkv, tokens);
-        return shorter;
-    }
-
     /// Initialises what the kernel must overwrite with NaN, and what it may leave stale (padding of features) with finite values.
     void forward() {
         qk_norm_rope_forward(CPU{}, qk.data(), qk_pre.data(), static_cast<X*>(nullptr), qkv.data(), shape(), 0);
-        fill_extras(state.score_inputs, X(3));
+        fill_all(memory, X(3));
         for (auto* result : {&out, &gated_out, &lse, &auxiliary}) result->assign(result->size(), std::numeric_limits<X>::quiet_NaN());
-        passes().forward(CPU{}, inputs(), weights.data(), state, workspace.data(), {});
+        passes().forward(CPU{}, inputs(), weights.data(), state, workspace.data(), statistics);
     }
 
     /// Needs forward(). `dout` (B, T, NH, HS) is the gradient of gated_out. dweights and dx are added to.
     void backward(const std::vector<X>& dout) {
         const X nan = std::numeric_limits<X>::quiet_NaN();
         const size_t HS = config.HS, k_at = config.NH * HS, v_at = heads * HS, v_row = v_at + config.NKV * HS;
-        fill_extras(dscore_inputs, nan);
+        fill_all(dmemory, nan);
         for (auto* result : {&dqk, &dqk_pre, &dqkv}) result->assign(result->size(), nan);
         const LayerInputs<X> in = inputs();
         const Heads<X> dq{dqk.data(), v_at}, dk{dqk.data() + k_at, v_at}, dv{dqkv.data() + v_at, v_row};
@@ -231,11 +191,12 @@ private:
     const Variant& variant_;
 
     QkShape<X> shape() const {
-        return {B, T, config.NH, config.NKV, config.HS, nullptr, nullptr, cosine.data(), sine.data()};
+        return {B, T, config.NH, config.NKV, config.HS, nullptr, nullptr, {cosine.data(), sine.data()},
+                documents.restart_positions ? documents.start : nullptr};
     }
 
-    std::vector<X> qk, qk_pre, dqk, dqk_pre, cosine, sine;
-    Arena<CPU> memory;
+    std::vector<X> qk, qk_pre, dqk_pre, cosine, sine;
+    Arena<CPU> memory, dmemory;   // of score inputs and their gradients
     LayerState<X> state;
     ScoreInputs<X> dscore_inputs;
     std::vector<std::byte> kept, workspace;   // with guard bytes after them
@@ -269,8 +230,8 @@ private:
         dweights.resize(weights.size()), dx.resize(x.size()), dqkv.resize(qkv.size());
         for (int pass = 0; pass < 2; pass++) {   // the first learns the size
             state.score_inputs = take_score_inputs<X>(memory, facts.features, facts.gated, B, T, config.NH, 1);
-            dscore_inputs = take_score_inputs<X>(memory, facts.features, facts.gated, B, T, config.NH, B);
-            if (pass == 0) memory.allocate();
+            dscore_inputs = take_score_inputs<X>(dmemory, facts.features, facts.gated, B, T, config.NH, B);
+            if (pass == 0) memory.allocate(), dmemory.allocate();
         }
         if (facts.has_auxiliary_loss) auxiliary.resize(size_t(B) * config.NH), state.score_inputs.auxiliary = auxiliary.data();
         const LayerShape s{B, T, config.C, config.NH, config.NKV, config.HS};
@@ -280,22 +241,9 @@ private:
         state.gated_out = facts.gated ? gated_out.data() : out.data();
     }
 
-    void fill_extras(const ScoreInputs<X>& score_inputs, X value) {
-        const Features f = facts.features;
-        const size_t heads_of_batch = size_t(B) * config.NH;
-        const size_t copies = score_inputs.head == dscore_inputs.head ? heads_of_batch : config.NH;
-        if (score_inputs.head) std::fill_n(score_inputs.head, copies * f.head, value);
-        if (score_inputs.row) std::fill_n(score_inputs.row, heads_of_batch * T * f.row, value);
-        if (score_inputs.column) std::fill_n(score_inputs.column, heads_of_batch * padded(T) * f.column, value);
-        if (score_inputs.token) std::fill_n(score_inputs.token, size_t(B) * T * f.token, value);
-        if (score_inputs.gate) std::fill_n(score_inputs.gate, heads_of_batch * T, value);
-    }
-
-    std::vector<X> head_of(const std::vector<X>& from, int tokens) const {
-        const size_t width = from.size() / B / T;
-        std::vector<X> to;
-        for (int b = 0; b < B; b++) to.insert(to.end(), from.begin() + b * T * width, from.begin() + (b * T + tokens) * width);
-        return to;
+    static void fill_all(Arena<CPU>& memory, X value) {
+        memory.rewind(0);
+        std::fill_n(memory.take<X>(0), memory.bytes() / sizeof(X), value);
     }
 };
 

@@ -4,7 +4,6 @@ import sys
 import traceback
 from pathlib import Path
 
-import check_cache
 import check_pages
 import check_phases
 import check_plans
@@ -13,8 +12,7 @@ import check_runs
 import check_statistics
 import check_tasks
 
-for module in (check_statistics, check_plans, check_phases, check_tasks, check_cache, check_report, check_pages,
-               check_runs):
+for module in (check_statistics, check_plans, check_phases, check_tasks, check_report, check_pages, check_runs):
     folder = Path(sys.argv[1]) / module.__name__
     folder.mkdir()
     try:

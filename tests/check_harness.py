@@ -3,14 +3,14 @@ with ./train_VARIANT --evaluate, on the same items, and compares all log-likelih
 fixtures (scripts/fixture_forms.py), by which contexts of up to 330 tokens have something to leave out. Runs two of RULER's tasks through
 scripts/harness.py's model, with stand-ins for ./generate and with itself. No network. From the repository's root, after `make all`:
 
-    python3 tests/check_harness.py [--table] [VARIANT ...]
+    python3 tests/check_harness.py [VARIANT ...]
 """
-import argparse
 import importlib.util
 import json
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -74,17 +74,14 @@ def ours(variant, folder, path):
     return [json.loads(line)['log_likelihoods'] for line in open(scores)], [found['acc_sum'], found['acc_character_mean']]
 
 
-def theirs(folder, path, tasks):
-    """The same. The tokenizer from a folder of its own, as scripts/harness.py says."""
-    tokenizer = folder / 'tokenizer'
-    tokenizer.mkdir(exist_ok=True)
-    for file in folder.glob('tokenizer*.json'):
-        (tokenizer / file.name).write_bytes(file.read_bytes())
-    trust = 'auto_map' in json.loads((folder / 'config.json').read_text())
-    model = HFLM(pretrained=str(folder), tokenizer=str(tokenizer), dtype='float32', device='cpu', batch_size=1, trust_remote_code=trust)
-    done = lm_eval.simple_evaluate(model=model, tasks=['own'], task_manager=tasks, log_samples=True, bootstrap_iters=0)
-    rows = {row['doc_id']: [float(answer[0]) for answer in row['filtered_resps']] for row in done['samples']['own']}
-    found = done['results']['own']
+def theirs(folder, tasks):
+    """The same, of the only task."""
+    trust = bool(harness.trust_of(folder))
+    model = HFLM(pretrained=str(folder), tokenizer=str(harness.tokenizer_of(folder, folder / 'tokenizer')), dtype='float32', device='cpu',
+                 batch_size=1, trust_remote_code=trust)
+    done = lm_eval.simple_evaluate(model=model, tasks=tasks.all_tasks, task_manager=tasks, log_samples=True, bootstrap_iters=0)
+    (samples,), (found,) = done['samples'].values(), done['results'].values()
+    rows = {row['doc_id']: [float(answer[0]) for answer in row['filtered_resps']] for row in samples}
     return [rows[n] for n in range(len(rows))], [found['acc,none'], found['acc_norm,none']]
 
 
@@ -93,20 +90,14 @@ def worst_difference(ours, theirs):
     return max(abs(a - b) / max(1, abs(b)) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True))
 
 
-def compare(variant, path, tasks, as_table):
-    """Prints a check, or a row of the table; whether all is the same."""
+def compare(variant, path, tasks):
     folder = checkpoint(variant)
-    (mine, accuracies), (other, their_accuracies) = ours(variant, folder, path), theirs(folder, path, tasks)
+    (mine, accuracies), (other, their_accuracies) = ours(variant, folder, path), theirs(folder, tasks)
     worst, spread = worst_difference(mine, other), max(max(row) - min(row) for row in mine)
     same_accuracies = all(math.isclose(a, b, rel_tol=0, abs_tol=1e-9) for a, b in zip(accuracies, their_accuracies, strict=True))
-    good = len(mine) == ITEMS and worst < 1e-4 and spread > 0.5 and same_accuracies
     as_words = [', '.join(f'{100 * accuracy:.2f}%' for accuracy in pair) for pair in (accuracies, their_accuracies)]
-    if as_table:
-        print(f'| {variant} | {as_words[0]} | {as_words[1]} | {worst:.0e} |', flush=True)
-    else:
-        check(f'modeling: {variant}, scored by lm-evaluation-harness: acc and acc_norm {as_words[1]}, by --evaluate {as_words[0]}, '
-              f'log-likelihoods to {worst:.1e}', good)
-    return good
+    check(f'modeling: {variant}, scored by lm-evaluation-harness: acc and acc_norm {as_words[1]}, by --evaluate {as_words[0]}, '
+          f'log-likelihoods to {worst:.1e}', len(mine) == ITEMS and worst < 1e-4 and spread > 0.5 and same_accuracies)
 
 
 def check_control(folder, path, tasks):
@@ -114,9 +105,8 @@ def check_control(folder, path, tasks):
     config = json.loads((folder / 'config.json').read_text())
     before = ours('sinks', folder, path)[0]
     (folder / 'config.json').write_text(json.dumps(config | {'attention_window': config['attention_window'] + 1}))
-    worst = worst_difference(before, theirs(folder, path, tasks)[0])
+    worst = worst_difference(before, theirs(folder, tasks)[0])
     check(f'modeling: lm-evaluation-harness notices a window that is one token longer, by {worst:.1e}', worst > 1e-3)
-    return worst > 1e-3
 
 
 # In place of ./generate: writes the value of the key that a prompt ends with, plus OFFSET; without such a key, --tokens and the prompt.
@@ -171,28 +161,23 @@ def check_ruler(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--table', action='store_true', help='print a table in Markdown instead')
-    parser.add_argument('variants', nargs='*', default=sorted(TABLE))
-    arguments = parser.parse_args()
+    variants = sys.argv[1:] or sorted(TABLE)
     logging.disable(logging.WARNING)
     path = work / 'own.jsonl'
     path.write_text(''.join(json.dumps(item) + '\n' for item in items()))
-    template = Path('scripts/own_items.yaml').read_text()
-    (work / 'own.yaml').write_text(template.replace('NAME', 'own').replace('FILE', str(path)).replace('DELIMITER', '" "'))
+    harness.task_of(path, 0, work)
     tasks = TaskManager(include_path=str(work), include_defaults=False)
-    if arguments.table:
-        print('| variant | --evaluate: by sum, by character mean | lm-evaluation-harness: acc, acc_norm | log-likelihoods differ by |\n'
-              '| --- | --- | --- | --- |')
-    good = [compare(variant, path, tasks, arguments.table) for variant in arguments.variants]
-    if not arguments.table and 'sinks' in arguments.variants:
-        good.append(check_control(work / 'sinks/step_00000040', path, tasks))
-    if not arguments.table and 'causal' in arguments.variants:
-        if all(map(importlib.util.find_spec, ('nltk', 'scipy', 'wonderwords'))):
-            check_ruler(work / 'causal/step_00000040')
-        else:
-            print(f'skip modeling: RULER: {sys.executable} lacks lm_eval[ruler]')
-    return 0 if all(good) else 1
+    for variant in variants: compare(variant, path, tasks)
+    if 'sinks' in variants: check_control(work / 'sinks/step_00000040', path, tasks)
+    if 'asga' in variants:
+        command = [sys.executable, 'scripts/harness.py', work / 'asga/step_00000040', path, *'-- --batch_size 1 --device cpu'.split()]
+        done = subprocess.run(command, capture_output=True, text=True)
+        check('modeling: scripts/harness.py prints the accuracy of a checkpoint',
+              re.search(r'^\|own_0_own *\|.*\| *acc +\|', done.stdout, re.M), done.stderr[-300:])
+    if 'causal' in variants and all(map(importlib.util.find_spec, ('nltk', 'scipy', 'wonderwords'))):
+        check_ruler(work / 'causal/step_00000040')
+    elif 'causal' in variants:
+        print(f'skip modeling: RULER: {sys.executable} lacks lm_eval[ruler]')
 
 
-sys.exit(main())
+main()

@@ -67,7 +67,7 @@ COUNTED = {
     "kernel": "k", "arch": "sm_90", "threads": 128, "registers": 246, "spill_stores": 12, "spill_loads": 20, "spill_bytes": 32,
     "local_in_loops": 1, "static_shared": 512, "dynamic_shared": 55296, "shared_bytes": 55808, "blocks": 2, "instructions": 21,
     "HMMA": 2, "LDSM": 2, "MUFU": 2, "FP32": 0, "STS": 0, "LDS": 0, "SHFL": 0, "barriers": 1, "fences": 0, "other": 14,
-    "shared_cycles": 12, "copy_block": 2, "loop_bytes": 384, "serial_loads": 2, "serial_at": ["0x00e0", "0x0150"],
+    "shared_cycles": 12, "copy_block": 2, "loop_bytes": 384, "serial_loads": 2,
     "serial_on_any_way": 3, "predicted": None,
 }
 

@@ -1,8 +1,6 @@
 """scripts/experiments/README.md and attention/GALLERY.md: every number of their results is recomputed from the ledgers."""
-import json
 import re
-from collections import Counter, defaultdict
-from statistics import median
+from collections import Counter
 
 import numpy
 
@@ -11,7 +9,7 @@ import analysis
 import gallery
 import guards
 import stats
-from page import sections
+from report import sections
 
 PAGE = ROOT / 'scripts/experiments/README.md'
 
@@ -69,19 +67,25 @@ def difference(cell, c):
 
 
 def losses_and_differences(page):
-    """e1, e2 and e5: losses of arms and their differences."""
-    for experiment, words in (('e2_dsa', '**e2_dsa**, whole'), ('e1_asga', '**e1_asga**, whole')):
-        for name, row in page.table(words).items():
-            arm = {'the same, starting with asga\'s logits': 'asga_no_geometry_matched'}.get(name, name.partition(',')[0])
-            found = [agrees(row[0], page.values(experiment, arm, ''))]
-            if experiment == 'e2_dsa' and arm != 'causal':
-                found.append(difference(row[1], page.comparison(experiment, arm, 'causal')))
-                sign, pair = (-1, ('dsa', 'ppa')) if arm == 'ppa' else (1, (arm, 'dsa'))
-                full = arm != 'dsa' and page.comparison(experiment, *pair)
-                if full: found.append(rounds_to(sign * full.mean, row[3].split()[0]) and rounds_to(full.half_width, row[3].split()[-1]))
-            elif arm not in ('causal', 'asga_neither'):
-                found.append(difference(row[1], page.comparison(experiment, arm, 'asga' if 'against asga' in row[1] else 'causal')))
-            check(f'the page: {experiment}, {name}', all(found), (row, found))
+    """e1, e2 and e5: losses of arms, their differences, and those of claims.toml beside them."""
+    published = {(c['experiment'], c['arm'], c['against']): c['number'] for c in page.report.claims if c['unit'] == 'nats'}
+    def agree(experiment, arm, against, cell, printed):   # of whichever of the two the claim is the difference
+        sign, pair = (1, (arm, against)) if (experiment, arm, against) in published else (-1, (against, arm))
+        c = page.comparison(experiment, *pair)
+        ours = rounds_to(sign * c.mean, cell.split()[0]) and rounds_to(c.half_width, cell.split()[2])
+        return ours and rounds_to(sign * published[experiment, *pair], printed)
+    for name, row in page.table('**e2_dsa**, whole').items():
+        found = [agrees(row[0], page.values('e2_dsa', name, ''))]
+        others = [(against, at) for against, at in (('causal', 1), ('dsa', 3)) if name not in ('causal', against)]
+        found += [agree('e2_dsa', name, against, *row[at:at + 2]) for against, at in others]
+        check(f'the page: e2_dsa, {name}', all(found), (row, found))
+    for name, row in page.table('**e1_asga**, whole').items():
+        arm = name.partition(',')[0].replace('the same', 'asga_no_geometry_matched')
+        found = [agrees(row[0], page.values('e1_asga', arm, ''))]
+        against = 'asga' if 'against asga' in row[1] else 'causal'
+        if arm not in ('causal', 'asga_neither'): found.append(agree('e1_asga', arm, against, *row[1:3]))
+        if arm == 'asga_neither': found.append(rounds_to(published['e1_asga', arm, against], row[2]))
+        check(f'the page: e1_asga, {name}', all(found), (row, found))
     for name, row in page.table('**e5_isoflop**, whole').items():
         arm = name.split()[0]
         timed = page.report.timed[(page.report.timed.experiment == 'e5_isoflop') & (page.report.timed.arm == arm)]
@@ -90,19 +94,6 @@ def losses_and_differences(page):
         if arm != 'causal': found += [difference(row[at], page.comparison('e5_isoflop', arm, 'causal', setting))
                                       for at, setting in ((1, 'flops'), (4, 'seconds'))]
         check(f'the page: e5_isoflop, {name}', all(found), (row, found))
-
-
-def published(page):
-    """Published numbers beside ours are those of claims.toml, and every claim has one finding for each scale and setting that trains."""
-    claims = {(c['experiment'], c['arm'], c['against']): c['number'] for c in page.report.claims if c['unit'] == 'nats'}
-    cells = [('e2_dsa', name, against, row[at]) for name, row in page.table('**e2_dsa**, whole').items()
-             for against, at in (('causal', 2), ('dsa', 4)) if row[at] and (name, against) != ('ppa', 'dsa')]
-    cells += [('e2_dsa', 'dsa', 'ppa', page.table('**e2_dsa**, whole')['ppa'][4].replace('+', '-'))]
-    for name, row in page.table('**e1_asga**, whole').items():
-        arm = name.partition(',')[0].replace('the same', 'asga_no_geometry_matched')
-        if row[2]: cells.append(('e1_asga', arm, 'asga' if 'against asga' in row[1] else 'causal', row[2]))
-    for experiment, arm, against, cell in cells:
-        check(f'the page: published, {arm} - {against}', rounds_to(claims[experiment, arm, against], cell), cell)
     once = [one for one in page.report.findings if one.claim['id'] != 'sigma_reparam' and one.claim['experiment'] != 'e4_speed']
     found = Counter((one.claim['id'], one.scale) for one in once)
     check('one finding of each claim and scale', set(found.values()) == {1}, found.most_common(3))
@@ -221,23 +212,13 @@ def sentences(page):
               f'{stats.smallest_detectable(2, 0.097):.1f} at the 0.097')
 
 
-def rounds(page):
-    """(setting, arm) -> results of the rounds of e4_speed, straight from the records."""
-    found = defaultdict(list)
-    for path in sorted((ROOT / 'scripts/experiments/results').glob('*.jsonl')):
-        for record in map(json.loads, path.read_text().splitlines()):
-            if record['event'] == 'done' and record['experiment'] == 'e4_speed': found[record['setting'], record['arm']].append(record)
-    return found
-
-
 def speeds(page):
     """e4_speed in sentences, and the table of the gallery."""
-    found = rounds(page)
-    of = lambda setting, arm, key: median(record['result'][key] for record in found[setting, arm])
-    faster = lambda arm, key: f'{1 / of("w32k", arm, key):.1f}'
-    share = lambda key: f'{of("w32k", "dsa", key) / of("w32k", "dsa", "baseline_" + key):.3f}'
+    timed = page.report.timed[page.report.timed.experiment == 'e4_speed']
+    of = lambda setting, arm, column: timed[(timed.setting == setting) & (timed.arm == arm)][column].median()
+    faster = lambda arm, column: f'{1 / of("w32k", arm, column):.1f}'
     page.says('e4_speed', f'{of("t32k", "dsa", "ratio"):.3f} of causal\'s at 32,768 tokens, a token {of("w32k", "dsa", "ratio"):.3f} and '
-              f'the cache {share("cache_bytes")}; at 1,024 the step is {of("t1k", "dsa", "ratio"):.2f}',
+              f'the cache {of("w32k", "dsa", "cache_ratio"):.3f}; at 1,024 the step is {of("t1k", "dsa", "ratio"):.2f}',
               f'decodes {faster("nsa", "ratio")} and reads {faster("nsa", "first_ratio")} times as fast',
               f'a token takes {of("w1k", "nsa", "ratio"):.1f} times causal\'s at 1,024',
               f'with a gate that rests reads {faster("seer_frozen", "first_ratio")} times as fast',
@@ -249,17 +230,8 @@ def speeds(page):
     lines = [line.strip('| ').split('|') for line in text.splitlines() if line.startswith('| ')]
     listed = {re.sub(r'\W*(\w+).*', r'\1', row[0]): row for row in lines}
     check('the gallery: a row for every arm that writes, and a section for every name that leads to one',
-          {arm for setting, arm in found if setting == 'w32k'} == set(listed) - {'mechanism', '---'} and
+          set(timed[timed.setting == 'w32k'].arm) == set(listed) - {'mechanism', '---'} and
           re.findall(r'\(#(\w+)\)', text) == re.findall(r'^## (\w+)', text, re.M), sorted(listed))
-    for arm, row in listed.items():
-        if ('w32k', arm) not in found: continue
-        want = [of('w32k', arm, 'cache_bytes') / 1024, 1 / of('w32k', arm, 'ratio'), 1 / of('w32k', arm, 'first_ratio')]
-        setting = next((name for name in ('t32k', 't16k') if (name, arm) in found), None)
-        if setting: want.append(of(setting, arm, 'ratio'))
-        if ('weights', arm) in found: want.append(median(record['val_loss'] for record in found['weights', arm]))
-        cells = [row[at].partition(' (')[0].replace(',', '') for at in (3, 4, 5, 6, 1)[:4 if setting is None else 5] if row[at] != '-']
-        near = [abs(float(cell) / value - 1) < 0.006 for cell, value in zip(cells, want, strict=True)]
-        check(f'the gallery: {arm}', all(near), (row, want))
     check('the gallery has the table of the ledgers', gallery.results(page.report, re.findall(r'^## (\w+)', text, re.M)) in text)
 
 
@@ -321,7 +293,6 @@ def main(_):
     check('close numbers', close(1.0, 1.0) and rounds_to(0.12349, '0.123') and not rounds_to(0.1236, '0.123') and
           agrees('1.50 +- 0.71', [1.0, 2.0]) and not agrees('1.50 +- 0.72', [1.0, 2.0]) and agrees('1.0 to 2.0', [1.0], [2.0]))
     losses_and_differences(page)
-    published(page)
     grids(page)
     sinks(page)
     budget(page)

@@ -1,15 +1,15 @@
-"""scripts/experiments: runs that start from the weights of others or of released models, what settings have of their own, step times
-interleaved, labelled examples, comparisons, lines of ledgers."""
+"""scripts/experiments: runs that start from the weights of others or of released models, what settings have of their own, interleaved
+times of steps and of ./generate, texts with rows of a task among them, labelled examples, lines of ledgers."""
 
 import json
+import re
+import struct
+import subprocess
 import sys
-from argparse import Namespace
 from collections import defaultdict
 from pathlib import Path
 
-from experiment_checks import ROOT, cells, check, refused
-import analysis
-import compare
+from experiment_checks import ROOT, check, planted_plan, refused, session_in
 import jobs
 import labelled
 import ledger
@@ -17,20 +17,16 @@ import plan
 import prepare
 import results
 import shards
-import tables
+import xxhash
 from scipy import stats as reference
-from session import Session
 from turns import median_interval
 
 
 def planned(**settings):
     """An experiment with arms a (the baseline), b and gate, which starts from a."""
-    scale = {'lr': 1e-3, 'seeds': 2, 'seconds_per_step': 1, 'estimate': 'a guess',
-             'options': {'steps': 10, 'val-every': 5, 'total-batch-tokens': 64}, 'arm_options': {'gate': {'window': 2}}}
     arms = {'a': {'variant': 'causal'}, 'b': {'variant': 'dsa'},
             'gate': {'variant': 'seer', 'from': 'a', 'options': {'window': 1, 'lr-times': 0}}}
-    return plan.Experiment('planted', table={'title': 'x', 'baseline': 'a', 'arms': arms, 'settings': settings,
-                                             'scales': {'smoke': scale, 'reduced': scale}})
+    return planted_plan(arms, settings, options={'steps': 10, 'val-every': 5, 'total-batch-tokens': 64}, arm_options={'gate': {'window': 2}})
 
 
 def phases(work):
@@ -52,8 +48,7 @@ def phases(work):
           second[1].options['window'] == 2 and second[1].options['lr'] == 0 and first[0].options['lr'] == 1e-3, second[1].options)
     check('what only reads has no options of training',
           third[0].kind == 'evaluate' and not {'steps', 'lr', 'val-every', 'total-batch-tokens'} & set(third[0].options))
-    session = Session(Namespace(out=str(work / 'out'), ledger=str(work / 'none.jsonl'), data=None, programs=None, jobs=1, ranks=1,
-                                cpu=True, scale='smoke', machine='m'))
+    session = session_in(work)
     keys = [session.identify(run).key for run in third]
     session.commit = 'another'
     check('keys stand on the engine', len(set(keys)) == 4 and session.identify(third[0]).key != keys[0])
@@ -102,26 +97,24 @@ def released(work):
     settings = {'as_it_is': {'released': 'Tiny', 'arms': ['a']},
                 'read': {'released': 'Tiny', 'after': 'as_it_is', 'arms': ['a'], 'evaluate': True}}
     planner = plan.Planner(planned(**settings), 'smoke')
-    options = Namespace(out=str(work / 'out'), ledger=str(work / 'none.jsonl'), data=None, programs=None, jobs=1, ranks=1, cpu=True,
-                        scale='smoke', machine='m')
     first, read = planner.runs('seeds')[0], planner.runs('phase2')[0]
-    check('is planned without it', Session(options).identify(read).key != '')
-    options.data = str(work / 'given')
+    given = lambda: session_in(work, work / 'given')
+    check('is planned without it', session_in(work).identify(read).key != '')
     (work / 'given/Tiny').mkdir(parents=True)
     refused('is refused in the plan where it is not', 'has no config.json and *.safetensors of the released Tiny',
-            lambda: Session(options).identify(read))
+            lambda: given().identify(read))
     for name, content in (('config.json', b'{}'), ('model.safetensors', b'1'), ('text_train_000001.bin', b'2')):
         (work / 'given/Tiny' / name).write_bytes(content)
     (work / 'given/Tiny/text_val_000000.bin').write_bytes(shards.header(shards.MAGIC_16, 1, 4) + bytes(8))
-    command = Session(options).command(first)
+    command = given().command(first)
     check('its weights and its text', (command['model'], command['train-data']) ==
           (f'{work}/given/Tiny', f'{work}/given/Tiny/text_train_*.bin'), command)
-    weights = jobs.weights_of(work / 'out', Session(options).identify(read).origin)
+    weights = jobs.weights_of(work / 'out', given().identify(read).origin)
     weights.mkdir(parents=True)
     (weights / 'manifest.json').touch()
-    check('then those of the run before', Session(options).command(read)['model'] == str(weights))
+    check('then those of the run before', given().command(read)['model'] == str(weights))
     (work / 'given/Tiny/model.safetensors').write_bytes(b'other')
-    check('other weights are another run', Session(options).identify(read).origin.key != weights.parent.name)
+    check('other weights are another run', given().identify(read).origin.key != weights.parent.name)
 
 
 def step_times(work):
@@ -146,19 +139,132 @@ def step_times(work):
     check('equal seconds go by step times in interleaved rounds', equal.stages() == ['seeds', 'timing', 'seconds'] and
           [run.seed for run in timing if run.arm == 'b'] == [1, 2, 3] and all(run.kind == 'turns' for run in timing) and
           [run.steps for run in seconds] == [10, 7] * 2, [run.name for run in timing + seconds])
-    book = ledger.Ledger(work / 'turns.jsonl')
-    for n in range(1, 7):
-        for arm, ms in (('causal', 100 + n), ('dsa', 50 + n)):
-            labels = {'experiment': 'e4_speed', 'scale': 'smoke', 'stage': 'turns', 'arm': arm, 'setting': 't64', 'seed': n,
-                      'factor': 1}
-            result = {'val_loss': None, 'ms': ms, 'ratio': ms / 100, 'peak_bytes': 3 << 20, 'baseline_peak_bytes': 4 << 20,
-                      'steps': 0, 'seconds': 1.0}
-            book.append_all([('run', {'key': f'{arm}{n}', **labels}),
-                             ('done', {'key': f'{arm}{n}', 'kind': 'turns', **labels, 'result': result})])
-    report = analysis.Report([work / 'turns.jsonl'])
-    head, rows = cells(tables.time_table(report.timed))
-    check('a planted ledger of turns: medians, interval, memory', report.trained.empty and
-          rows[1] == ['dsa', '6', '53.50', '0.535', '0.510', '0.560', '97%', '3.0', '0.750'], rows)
+
+
+COPY = {'kind': 'copy', 'T': 32, 'length': 4, 'distance': 8, 'rows': 8, 'items': 4}
+BYTES = {'after': 'trained', 'writes': {'rounds': 3, 'prompt': 5, 'tokens': 7}, 'seconds_per_step': 2}
+
+
+SAYS = """# says LATER BYTES DEVICE CODE --log=FILE: two tokens behind the first took so many seconds, or a third of it in the first call
+import json, pathlib, sys
+later, kept, device, code, log = sys.argv[1:]
+once = pathlib.Path(sys.argv[0] + '.once')
+seconds = float(later) * (1 if once.exists() else 1 / 3)
+once.touch()
+pathlib.Path(log[6:]).write_text(json.dumps({'event': 'writing', 'machine': 'm', 'commit': 'c', 'dirty': 0, 'binary_hash': 'p', 'device': device, 'weights': 'fp32',
+    'prompt_tokens': 5, 'reading_seconds': 0.5, 'later_tokens': 2, 'writing_seconds': seconds, 'cache_bytes': int(kept)}))
+sys.exit(print('no room', file=sys.stderr) or int(code))
+"""
+
+
+def writing(**settings):
+    """An experiment of the text "own" with arms a (the baseline), b and sparse, which reads the weights of a on the CPU."""
+    arms = {'a': {'variant': 'causal'}, 'b': {'variant': 'dsa'},
+            'sparse': {'variant': 'causal', 'from': 'a', 'options': {'attention': 'psa', 'device': 'cpu'}}}
+    every = {'trained': {}, 'read': {'after': 'trained', 'evaluate': True}, 'bytes': BYTES} | settings
+    return planted_plan(arms, every, data='own', mixed=COPY, options={'steps': 10, 'window': 4})
+
+
+def session_of(work):
+    """With a text of 100 tokens, 20 of which validate, and programs that are only there."""
+    for name, tokens in (('text_train_000001', range(80)), ('text_val_000000', range(100, 120))):
+        words = struct.pack(f'<{len(tokens)}H', *tokens)
+        (work / f'{name}.bin').write_bytes(shards.header(shards.MAGIC_16, 1, len(tokens)) + words)
+    (work / 'text_manifest.json').write_text('{"shards": []}')
+    for name in ('train_causal', 'train_dsa', 'generate'): (work / name).touch()
+    return session_in(work, work, work)
+
+
+def writes(session):
+    planner = plan.Planner(writing(), 'smoke')
+    check('writing comes after all that reads', planner.stages() == ['seeds', 'phase2', 'writes'], planner.stages())
+    runs = [session.identify(run) for run in planner.runs('writes')]
+    check('so many rounds of every arm', [run.arm for run in runs] == ['a', 'b', 'sparse'] * 3 and len({run.key for run in runs}) == 9)
+    check('each with the weights of the first seed, its own or those that it is from, interleaved with the baseline\'s',
+          {(run.arm, *((of.arm, of.seed) for of in run.origins)) for run in runs} ==
+          {('a', ('a', 1), ('a', 1)), ('b', ('b', 1), ('a', 1)), ('sparse', ('a', 1), ('a', 1))})
+    check('with the options of ./generate alone', runs[2].options == {'seed': 1, 'attention': 'psa', 'device': 'cpu', 'prompt': 5,
+                                                                      'tokens': 7} and runs[2].seconds == 6, runs[2].options)
+    other = plan.Planner(writing(trained={'options': {'steps': 11}}), 'smoke').runs('writes')
+    check('keys stand on the weights', session.identify(other[1]).key != runs[1].key)
+    other = planner.runs('writes')[1]
+    other.against.origin.options['steps'] = 11
+    check('and on the baseline\'s', session.identify(other).key != runs[1].key)
+    refused('writing with the weights of nothing', 'give it an `after`', lambda: writing(bytes={'writes': BYTES['writes']}))
+    refused('a round of unknown length', 'lacks the key tokens', lambda: writing(bytes=BYTES | {'writes': {'rounds': 1, 'prompt': 2}}))
+    refused('and with a key that there is not', 'unknown key batch', lambda: writing(bytes=BYTES | {'writes': {'batch': 2}}))
+    return planner
+
+
+def commands(session, planner):
+    """Where programs are told to compute."""
+    work = jobs.Jobs(session)
+    found = {run.arm: run for run in planner.runs('writes')}
+    for run in found.values():
+        session.identify(run)
+        for origin in run.origins:
+            folder = jobs.weights_of(session.out, origin)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / 'manifest.json').touch()
+    told = lambda run, devices: [re.findall(r'--device=(\w+)', word)[-1:] for word in
+                                 work._words(run, Path('x'), jobs.Place(devices, 1))[-2:]]
+    check('without GPUs both calls are told so', [told(run, '') for run in found.values()] == [[['cpu'], ['cpu']]] * 3)
+    check('with one, what only a CPU can is compared with the baseline there',
+          [told(run, '0') for run in found.values()] == [[[], []], [[], []], [['cpu'], ['cpu']]],
+          [told(run, '0') for run in found.values()])
+    words = work._words(found['sparse'], Path('x'), jobs.Place('', 3))
+    check('./generate has checkpoint, prompt and options', all(f'--{option}' in words[-1] for option in (
+        'checkpoint=', 'prompts=', 'tokens=7', 'seed=3', 'attention=psa', 'threads=3', 'ignore-eos')) and
+        'prompt=' not in words[-1] and 'attention' not in words[-2], words)
+    train = [run for run in planner.runs('seeds') if run.arm == 'b'][0]
+    check('so are trainers', '--device=cpu' in work._words(train, Path('x'), jobs.Place('', 1)) and
+          not any('device' in word for word in work._words(train, Path('x'), jobs.Place('0', 1))))
+    prompt = json.loads(Path(session.command(found['b'])['prompts']).read_text())
+    check('the prompt is of the half that is reported on', prompt == {'prompt_ids': list(range(110, 115))}, prompt)
+    found['b'].options['prompt'] = 11
+    refused('and no longer than it', 'has 10 tokens', lambda: session.command(found['b']))
+
+
+def mixed(session, planner):
+    train, read = planner.runs('seeds')[0], planner.runs('phase2')[0]
+    options, reading = session.data.options(train), session.data.options(read)
+    glob = Path(options['train-data'])
+    files = [path.read_bytes() for path in sorted(glob.parent.glob(glob.name))]
+    check('rows of the task stand beside the text', [struct.unpack('<3i', file[:12])[1:] for file in files] == [(1, 80), (2, 256)] and
+          'text_train_000002.bin' in (glob.parent / 'text_manifest.json').read_text())
+    listed = {shard['file']: shard for shard in json.loads((glob.parent / 'text_manifest.json').read_text())['shards']}
+    check('with the hash of its bytes', listed['text_train_000002.bin']['xxh64'] == xxhash.xxh64(files[1]).hexdigest(), listed)
+    bundled = {shard['file']: shard for shard in json.loads((ROOT / 'data/bundled/sotu_manifest.json').read_text())['shards']}
+    check('which is the one that ./tokenize writes', bundled['sotu_val_000000.bin']['xxh64'] ==
+          xxhash.xxh64((ROOT / 'data/bundled/sotu_val_000000.bin').read_bytes()).hexdigest())
+    check('items count what is copied where a text is only read', 'eval-data' not in options and
+          Path(reading['eval-data']).exists() and reading['train-data'] == options['train-data'], reading)
+    read, validation = reading['val-data'], options['val-data']
+    check('a run validates on both halves of the validation tokens, and a reading run on that of results',
+          validation == f'1 {read} 1 {read.replace("report", "tune")}' and
+          [shards.ids(Path(half), 10) for half in validation.split()[1::2]] == [tuple(range(110, 120)), tuple(range(100, 110))], validation)
+    plain = session.data.hash_of(plan.Run(**vars(train) | {'mixed': {}}))
+    check('and the hash of the data says so', session.data.hash_of(train).startswith(plain + '+copy-'), session.data.hash_of(train))
+
+
+def one_round(work):
+    """turns.py --generate with programs that say what they measured."""
+    program = work / 'says'
+    program.write_text(f'#!{sys.executable}\n' + SAYS)
+    program.chmod(0o755)
+    call = lambda base, other: subprocess.run([sys.executable, str(jobs.TURNS), '--generate', '--log',
+                                               str(work / 'log.jsonl'), f'{program} {base}', f'{program} {other}'],
+                                              capture_output=True, text=True)
+    done = call('0.3 4000 cpu 0', '0.1 1000 cpu 0')
+    found = results.result_of(work)
+    check('a round: milliseconds of a token, their ratio to the mean before and after, bytes', not done.returncode and
+          (found['ms'], found['ratio'], found['first_ratio']) == (50, 0.5, 1) and
+          (found['cache_bytes'], found['baseline_cache_bytes']) == (1000, 4000), (done.stderr, found))
+    (work / 'log.jsonl').unlink()
+    done = call('0.2 4000 cuda 0', '0.1 1000 cpu 0')
+    check('no ratio of two devices', done.returncode == 1 and 'a ratio of times needs one device' in done.stderr and
+          not (work / 'log.jsonl').exists(), done.stderr)
+    check('a call that fails is a sentence', 'ended with code 4: no room' in call('0.2 1 cpu 0', '0.1 1 cpu 4').stderr)
 
 
 def classes(work):
@@ -212,16 +318,6 @@ def sweeps():
           [list(one - shared[3])[:1] for one in shared])
 
 
-def comparisons():
-    check('options of a trainer', compare.options_of(['--steps', '5', '--lr=1e-3']) == {'steps': '5', 'lr': '1e-3'})
-    refused('an option without its value', '--NAME VALUE', lambda: compare.options_of(['--steps']))
-    refused('a variant that is not there', 'no attention/flash.cuh', lambda: compare.experiment(['causal', 'flash'], {}, 3, []))
-    refused('one arm', 'two arms or more', lambda: compare.experiment(['causal'], {}, 3, []))
-    runs = plan.Planner(compare.experiment(['causal', 'dsa', 'dsa --window 8'], {'steps': '5'}, 3, []), 'reduced').runs('seeds')
-    check('arms with options of their own', [(run.arm, run.options['window']) for run in runs[:3]] ==
-          [('causal', 32), ('dsa', 32), ('dsa --window 8', '8')] and len(runs) == 9, runs[:3])
-
-
 RESULT = {'val_loss': 1.5, 'val_bpb': 2.25, 'weights_hash': 'w', 'steps': 20, 'tokens': 640, 'seconds': 3.5, 'machine': 'cpu: m',
           'flops_per_token': 10.0, 'validation': [[10, 320, 1.75, 2], [20, 640, 1.5, 3.5]], 'ms': 150.0}
 FLAT = {'status': 'done', 'steps': 20, 'tokens': 640, 'lr': 0.004, 'val_loss': 1.5, 'bits_per_byte': 2.25, 'seconds': 3.5, 'flops': 6400.0,
@@ -248,6 +344,11 @@ def main(here):
     own_of_settings()
     released(here)
     step_times(here)
+    (here / 'writes').mkdir()
+    session = session_of(here / 'writes')
+    planner = writes(session)
+    commands(session, planner)
+    mixed(session, planner)
+    one_round(here)
     classes(here)
     sweeps()
-    comparisons()

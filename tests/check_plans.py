@@ -11,7 +11,7 @@ from experiment_checks import ROOT, check, printed_by, refused
 import compare
 import plan
 import run as runner
-from session import Session
+from work import Session
 
 CPU = ['--no-build', '--cpu']
 
@@ -42,11 +42,21 @@ def plans():
 
 def unknown_keys(work):
     text = (ROOT / 'scripts/experiments/e2_dsa.toml').read_text()
-    for words, changed in (('unknown key wall in [arms.dsa]; there are: from, ignore, label',
-                            text.replace('[arms.dsa]', '[arms.dsa]\nwall = 1')),
-                           ('unknown key wall; there are: arms, baseline', 'wall = 1\n' + text)):
+    place = '[arms.dsa_no_window]\n'
+    for words, changed in (('unknown key wall in [arms.dsa_no_window]; there are: from, ignore, label', text.replace(place, place + 'wall = 1\n')),
+                           ('unknown key wall; there are: arms, baseline', 'wall = 1\n' + text),
+                           ("does not fill its words in braces: 'b'", text + '[settings."{b}"]\neach = { a = [1] }\n'),
+                           ('"x" is there twice', text + '[settings."{b}"]\neach = { b = ["x", "x"] }\n'),
+                           ("does not fill its words in braces: it has no values", text + '[settings."{b}"]\neach = {}\n'),
+                           ('it has no values', text + '[settings."{b}"]\neach = { b = [] }\n'),
+                           ('settings.a.options is no table', text + '[settings.a]\noptions = 3\n'),
+                           ('scales.huge is no table', text + '[scales]\nhuge = 1\n')):
         (work / 'e2_dsa.toml').write_text(changed)
         refused('a TOML with an ' + words.split(';')[0], words, lambda: plan.Experiment('e2_dsa', work), 2)
+    plain = {'s1': {'label': '5%'}, 's2': {'label': '{'}}
+    check('tables without `each` stay as they are', plan.for_each(dict(plain)) == plain, plan.for_each(dict(plain)))
+    numbered = plan.for_each({'{n}': {'each': {'n': [1]}, 'seeds': '{n}'}})
+    check('names are words, values what they were', numbered == {'1': {'seeds': 1}}, numbered)
 
 
 OF_EVERY_TRAINER = {'window', 'dense-until'}   # --help leaves them out where they have no effect
@@ -145,6 +155,12 @@ def comparisons(work):
         refuses(f'--lr {rate} for all arms', f'--lr {rate}: is no number above 0', 'dsa', '--', '--lr', rate)
     refuses('steps that are no number', '--steps many: is no whole number', 'dsa', '--', '--steps', 'many')
     refuses('an arm without a variant', 'an arm is empty', '')
+    refuses('an option without its value', '--steps: options of a trainer are --NAME VALUE', 'dsa', '--', '--steps')
+    refuses('one arm', 'give two arms or more')
+    check('options of a trainer', compare.options_of(['--steps', '5', '--lr=1e-3']) == {'steps': '5', 'lr': '1e-3'})
+    runs = plan.Planner(compare.experiment(['causal', 'dsa', 'dsa --window 8'], {'steps': '5'}, 3, []), 'reduced').runs('seeds')
+    check('arms with options of their own', [(run.arm, run.options['window']) for run in runs[:3]] ==
+          [('causal', 32), ('dsa', 32), ('dsa --window 8', '8')] and len(runs) == 9, runs[:3])
     refuses('a quote that is not closed', 'No closing quotation', "dsa --window '4")
     refuses('an arm twice, written in two ways', '"causal  --window=32" is the same as "causal"', 'causal  --window=32')
     refuses('an option that the second arm\'s trainer does not have',

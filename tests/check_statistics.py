@@ -9,13 +9,12 @@ import resource
 import signal
 
 from experiment_checks import check, close
-import findings
+import claims
 import ledger
 import numpy
 import pandas as pd
 import results
 import stats
-import verdicts
 from packages import Refused
 from scipy import integrate
 from scipy import stats as reference
@@ -101,46 +100,33 @@ def planted_log(folder, losses, val_loss, vocab=512):
 
 
 def line_of(claim, comparison, scale):
-    return findings.seeds_finding(claim, comparison, scale, '').line
+    return claims.seeds_finding(claim, comparison, scale, '').line
+
+
+CLAIM = {'number': -0.1, 'tolerance': 0, 'source': '002, table 1', 'unit': 'nats', 'arm': 'dsa', 'against': 'causal'}
+NOISE = [0.004, -0.004, 0.002, -0.002, 0.0]
 
 
 def planted_verdicts(work):
     """Logs whose differences are known, through results.py to the verdict."""
-    noise = [0.004, -0.004, 0.002, -0.002, 0.0]
-    claim = {'number': -0.1, 'tolerance': 0, 'document': '002', 'unit': 'nats', 'arm': 'dsa', 'against': 'causal'}
-    cases = [
-        ('reproduced', -0.1, 'paper'),
-        ('weaker', -0.06, 'paper'),
-        ('stronger', -0.2, 'paper'),
-        ('contradicted', 0.1, 'paper'),
-        ('contradicted', 0.003, 'paper'),
-        ('contradicted', -0.01, 'paper'),
-        ('same sign', -0.01, 'reduced'),
-        ('opposite sign', 0.1, 'medium'),
-        ('equivalent to 0', 0.001, 'reduced'),
-    ]
-    for number, (want, shift, scale) in enumerate(cases):
-        arm, base = {}, {}
-        for seed, n in enumerate(noise, 1):
-            base[seed] = planted_log(work / f'{number}b{seed}', [6, 4], 3 + seed / 10)['val_loss']
-            arm[seed] = planted_log(work / f'{number}a{seed}', [6, 4], 3 + seed / 10 + shift + n)['val_loss']
-        c = stats.compare(arm, base)
-        got = verdicts.judge_seeds(c, claim, scale)
+    for number, (want, shift, scale) in enumerate((
+            ('reproduced', -0.1, 'paper'), ('weaker', -0.06, 'paper'), ('stronger', -0.2, 'paper'), ('contradicted', 0.1, 'paper'),
+            ('contradicted', 0.003, 'paper'), ('contradicted', -0.01, 'paper'), ('same sign', -0.01, 'reduced'),
+            ('opposite sign', 0.1, 'medium'), ('equivalent to 0', 0.001, 'reduced'))):
+        logged = lambda arm, more: {seed: planted_log(work / f'{number}{arm}{seed}', [6, 4], 3 + seed / 10 + more + n * bool(more))['val_loss']
+                                    for seed, n in enumerate(NOISE, 1)}
+        c = stats.compare(logged('a', shift), logged('b', 0))
+        got = claims.judge_seeds(c, CLAIM, scale)
         check(f'planted logs, {shift:+g} against a claim of -0.1 at scale {scale}: {want}', got.word == want, got)
     wide = stats.compare({s: 3 + d for s, d in enumerate([0.3, -0.3, 0.2, -0.25])}, dict.fromkeys(range(4), 3.0))
-    check('planted noise at scale paper: unresolved', verdicts.judge_seeds(wide, claim, 'paper').word == 'unresolved')
-    said = line_of(claim, c, 'reduced')
-    check(
-        'how a line reads',
-        said == '002: dsa - causal, published -0.100; ours +0.0010 +- 0.0039 (5 paired seeds), scale reduced; equivalent to 0: within '
-        '+-0.025.',
-        said,
-    )
+    check('planted noise at scale paper: unresolved', claims.judge_seeds(wide, CLAIM, 'paper').word == 'unresolved')
+    said = line_of(CLAIM, c, 'reduced')
+    check('how a line reads', said == '002: dsa - causal, published -0.100; ours +0.0010 +- 0.0039 (5 paired seeds), scale reduced; '
+          'equivalent to 0: within +-0.025.', said)
 
 
 def edge_cases(work):
-    claim = {'number': -0.1, 'tolerance': 0, 'document': '002', 'unit': 'nats', 'arm': 'dsa', 'against': 'causal'}
-    base = {1: 3.0, 2: 3.1, 3: 3.2}
+    claim, base = CLAIM, {1: 3.0, 2: 3.1, 3: 3.2}
     skewed = stats.compare(dict(enumerate([3.05, 0.15, 3.11, 0.54, 0.40, 0.06, 1.06, 0.32, 0.45, 1.25])), dict.fromkeys(range(10), 0.0))
     check('ten differences of one sign: p is 2 in 1,024, whatever their sizes', close(skewed.sign_p, 2 / 1024), skewed.sign_p)
     check('differences of 0 do not count for the sign', close(stats.compare({1: 1.0, 2: 2.0, 3: 1.0}, {1: 0.5, 2: 2.0, 3: 0.5}).sign_p, 0.5) and
@@ -149,8 +135,8 @@ def edge_cases(work):
     check(
         'arms that are equal to the bit',
         tie.mean == tie.half_width == 0
-        and verdicts.judge_seeds(tie, claim, 'paper').word == 'contradicted'
-        and verdicts.judge_seeds(tie, claim, 'reduced').word == 'equivalent to 0',
+        and claims.judge_seeds(tie, claim, 'paper').word == 'contradicted'
+        and claims.judge_seeds(tie, claim, 'reduced').word == 'equivalent to 0',
     )
     transience(claim)
     missing = stats.compare({1: 2.9, 3: 3.1001}, base)
@@ -170,22 +156,22 @@ def edge_cases(work):
     )
     evaluation(work / 'evaluation')
     one = stats.compare({1: 2.9}, {1: 3.0})
-    got = verdicts.judge_seeds(one, claim, 'paper')
+    got = claims.judge_seeds(one, claim, 'paper')
     check(
         'one pair is unresolved, with the reason',
         got.word == 'unresolved' and got.reason == 'one pair of seeds' and math.isnan(one.p),
     )
-    check('and so is none', verdicts.judge_seeds(stats.compare({}, base), claim, 'paper').reason.startswith('no pair of seeds'))
+    check('and so is none', claims.judge_seeds(stats.compare({}, base), claim, 'paper').reason.startswith('no pair of seeds'))
     zero = {'number': 0.0, 'tolerance': 0.01}
     near = stats.compare({s: 3 + d for s, d in enumerate([0.001, -0.001, 0.002])}, dict.fromkeys(range(3), 3.0))
-    check('a claim of 0 is reproduced within its tolerance', verdicts.judge_seeds(near, zero, 'paper').word == 'reproduced')
+    check('a claim of 0 is reproduced within its tolerance', claims.judge_seeds(near, zero, 'paper').word == 'reproduced')
     arms = [
         stats.compare({s: 3 + m + d for s, d in enumerate([0.01, -0.01, 0.012, -0.008])}, dict.fromkeys(range(4), 3.0))
         for m in (0.02, 0.019, 0.018, 0.017)
     ]
-    before = [verdicts.judge_seeds(c, {'number': 0.02, 'tolerance': 0}, 'reduced').word for c in arms]
+    before = [claims.judge_seeds(c, {'number': 0.02, 'tolerance': 0}, 'reduced').word for c in arms]
     stats.adjust(arms)
-    after = [verdicts.judge_seeds(c, {'number': 0.02, 'tolerance': 0}, 'reduced') for c in arms]
+    after = [claims.judge_seeds(c, {'number': 0.02, 'tolerance': 0}, 'reduced') for c in arms]
     check(
         "Holm takes back what only one of four tests would have said",
         'same sign' in before and any('Holm' in v.reason for v in after),
@@ -195,29 +181,28 @@ def edge_cases(work):
 
 def transience(claim):
     """The words that say what a difference is worth below scale paper: transient, identity, not 0, equivalent to 0."""
-    noise = [0.004, -0.004, 0.002, -0.002, 0.0]
-    of = lambda shift: stats.compare({s: 3 + shift + n + s / 10 for s, n in enumerate(noise)}, {s: 3 + s / 10 for s in range(5)})
+    of = lambda shift: stats.compare({s: 3 + shift + n + s / 10 for s, n in enumerate(NOISE)}, {s: 3 + s / 10 for s in range(5)})
     for half, scale, want in ((-0.13, 'reduced', 'transient'), (-0.124, 'medium', 'same sign'), (-0.13, 'paper', 'reproduced'),
                               (-0.05, 'reduced', 'same sign'), (float('nan'), 'reduced', 'same sign')):
         c = of(-0.1)
         c.half = half
-        got = verdicts.judge_seeds(c, claim, scale)
+        got = claims.judge_seeds(c, claim, scale)
         check(f'-0.1 after {half} at half of the tokens, scale {scale}: {want}', got.word == want, got)
     zero = {'number': 0.0, 'tolerance': 0.005}
-    check('a claim of 0 that is not: not 0', verdicts.judge_seeds(of(-0.1), zero, 'reduced').word == 'not 0')
-    check('a claim of 0 that is: equivalent to 0', verdicts.judge_seeds(of(0.0), zero, 'reduced').word == 'equivalent to 0')
+    check('a claim of 0 that is not: not 0', claims.judge_seeds(of(-0.1), zero, 'reduced').word == 'not 0')
+    check('a claim of 0 that is: equivalent to 0', claims.judge_seeds(of(0.0), zero, 'reduced').word == 'equivalent to 0')
     same, other = of(0.0), of(0.02)
     same.identical = True
     stats.adjust([same, other])
-    got = verdicts.judge_seeds(same, claim, 'paper')
+    got = claims.judge_seeds(same, claim, 'paper')
     check('equal weights hashes: identity, and out of the Holm family', got.word == 'identity' and math.isnan(same.adjusted)
           and close(other.adjusted, other.p), got)
     check('the correlation of two arms over seeds', close(stats.compare({1: 2.0, 2: 3.0, 3: 4.5}, {1: 1.0, 2: 2.0, 3: 3.0}).correlation,
                                                           reference.pearsonr([2.0, 3.0, 4.5], [1.0, 2.0, 3.0]).statistic))
-    level = lambda low, high: verdicts.Ratios((low + high) / 2, low, high, 0.95, 5)
+    level = lambda low, high: claims.Ratios((low + high) / 2, low, high, 0.95, 5)
     share = {'number': 0.05, 'tolerance': 0.0}
-    check('a level whose interval leaves the published one out is not seen', verdicts.judge_level(level(0.3, 0.4), share).word == 'not seen'
-          and verdicts.judge_level(level(0.04, 0.06), share).word == 'reproduced')
+    check('a level whose interval leaves the published one out is not seen', claims.judge_level(level(0.3, 0.4), share).word == 'not seen'
+          and claims.judge_level(level(0.04, 0.06), share).word == 'reproduced')
 
 
 def evaluation(folder):

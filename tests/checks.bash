@@ -1,11 +1,7 @@
 # Sourced by tests/*.sh: each check prints a line `ok NAME` or `FAIL NAME: why`, or `skip NAME: why` for what a machine cannot show.
 export LC_ALL=C.UTF-8   # compilers' messages are matched in English
 work=$(mktemp -d) || exit   # the script's own folder
-mounted=""          # a file system in it
-cleanup() {
-    [ -n "$mounted" ] && umount "$mounted"
-    rm -rf "$work"
-}
+cleanup() { rm -rf "$work"; }
 trap cleanup EXIT
 
 # COMMAND | finds [-E...] PATTERN: grep -q that reads to the end. grep -q itself ends at the first match, and pipefail then reports
@@ -46,10 +42,6 @@ expect_each() {
         eval "expect \"\${name% }\" $code \"\$word\" \"\$@\" $command" < /dev/null
     done 3<&0
 }
-
-# mount_small FOLDER SIZE: a file system of that size, if this user may mount one.
-mount_small() { mkdir "$1" && mount -t tmpfs -o "size=$2" none "$1" 2> /dev/null && mounted=$1; }
-unmount() { umount "$mounted" && mounted=""; }
 
 # mask_shard SHARD MASKED CONDITION: a copy with a loss mask, under which the targets i count for which the Python condition holds.
 mask_shard() {

@@ -27,9 +27,8 @@ one rank | 4 1 all | 0 | all sums and gathers are right
 3 ranks on one GPU | 1 3 all | 0 | all sums and gathers are right
 parts of 8 ranks on one GPU | 1 8 shards | 0 | all parts are right
 parts of 8 ranks | 8 8 shards | 0 | all parts are right
-ranks with GPUs of their own use NCCL | 4 2 name | 0 | rank 1 of 2, 1 of 2 here: NCCL
-ranks that share a GPU do not | 1 3 name | 0 | MPI through host memory: 3 ranks share 1 GPU
-one GPU shared by two is enough | 2 3 name | 0 | MPI through host memory: 3 ranks share 2 GPUs
+a note says that ranks share a GPU | 1 3 shards | 0 | note: 3 ranks share 1 GPU: sums
+one GPU shared by two is enough | 2 3 shards | 0 | note: 3 ranks share 2 GPUs: sums
 a NaN of one rank is one of all, on one GPU | 1 3 nan | 5 | sees it
 a NaN of one rank is one of all | 3 3 nan | 5 | sees it
 rank 0 dies, on one GPU | 1 3 die 0 | 6,137 |

@@ -27,8 +27,12 @@ std::string refusal(Exit code, Call call) {
     return error.what();
 }
 
-/// Whether the error's sentence contains all parts.
+/// Whether the error's sentence contains all parts. A check that fails shows the sentence.
 inline bool says(const Error& error, const std::vector<std::string>& parts) {
     const std::string sentence = error.what();
+    UNSCOPED_INFO(sentence);
     return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) { return sentence.find(part) != std::string::npos; });
 }
+
+/// The same of an error with this code.
+inline bool says(const Error& error, Exit code, const std::vector<std::string>& parts) { return says(error, parts) && error.code == code; }

@@ -37,12 +37,9 @@ as_run --val-batches 20
 narrow $items --batch-size 1
 masked --val-data $work/data/masked_val_*.bin
 each --position-bins 1000
-none --position-bins 0
 completions --val-data $work/examples/examples_train_*.bin --position-bins 32
 psa_all $items --attention psa --psa-eps 1
-adaspa_all $items --attention adaspa --adaspa-sparsity 0
 psa $items $psa
-dense --seq-len 256 --batch-size 2 $items
 adaspa --seq-len 256 --batch-size 2 $items --attention adaspa --adaspa-sparsity 0.6
 @ranks $items --batch-size 4
 @psa_ranks $items --batch-size 4 $psa

@@ -2,12 +2,15 @@
 import contextlib
 import io
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / 'scripts/experiments'))
 from checks import check  # noqa: E402, F401
+import plan  # noqa: E402
 from packages import Refused  # noqa: E402
+from work import Session  # noqa: E402
 
 
 def refused(name, words, call, code=None):
@@ -37,3 +40,17 @@ def close(a, b, tolerance=1e-9):
 def cells(table):
     """(head, rows) of a DataFrame."""
     return list(table), table.values.tolist()
+
+
+def planted_plan(arms, settings, **of_scale):
+    """An experiment with arms (the baseline is a) and settings, at scales smoke and reduced."""
+    scale = {'lr': 1e-3, 'seeds': 2, 'seconds_per_step': 1, 'estimate': 'a guess'} | of_scale
+    e = plan.Experiment('planted', table={'title': 'x', 'baseline': 'a', 'arms': arms, 'settings': settings,
+                                          'scales': {'smoke': scale, 'reduced': scale}})
+    e.relative_seconds = dict.fromkeys(arms, 1.0)
+    return e
+
+
+def session_in(work, data=None, programs=None):
+    return Session(Namespace(out=str(work / 'out'), ledger=str(work / 'none.jsonl'), data=data and str(data), jobs=1, ranks=1, cpu=True,
+                             programs=programs and str(programs), scale='smoke', machine='m'))

@@ -46,10 +46,11 @@ if "$python" -c 'import matplotlib' 2> /dev/null; then
     picture=("$python" scripts/plot_attention.py "$work/looks.jsonl")
     expect "experiments: a picture of attention" 0 "" "${picture[@]}" --out "$work/looks.png"
     expect "experiments: in a format that does not exist" 2 "looks.xyz: no format .xyz; there are: " "${picture[@]}" --out "$work/looks.xyz"
-    expect "experiments: of a step before the first look" 1 \
-        "no look at attention up to step 0; of 2 the first is of step 10, the last of step 20" "${picture[@]}" --step 0 --out "$work/x.png"
     printf '{"step":1,"loss":2.5}\n' > "$work/steps.jsonl"
+    expect "experiments: of a log without one" 1 "no look at attention to plot" "$python" scripts/plot_attention.py "$work/steps.jsonl"
     expect "experiments: a loss curve in a format that does not exist" 2 "loss.xyz: no format .xyz" \
         "$python" scripts/plot_loss.py "$work/steps.jsonl" --out "$work/loss.xyz"
+    expect "experiments: a loss curve against seconds that a log does not have" 1 "its log has no seconds; --axis steps draws it" \
+        "$python" scripts/plot_loss.py "$work/steps.jsonl" --axis seconds --out "$work/loss.png"
 else skip "experiments: plots" "$python lacks matplotlib"
 fi

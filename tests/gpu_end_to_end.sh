@@ -27,9 +27,6 @@ causal: the same command twice gives the same weights | causal causal-again | = 
 asga: float32 on the GPU follows the CPU | asga asga-fp32 --precision fp32 | 1e-4 1e-3 asga-cpu
 asga: bf16 follows float32 | asga asga | 2e-2 0.2 asga-fp32
 asga: the same command twice gives the same weights | asga asga-again | = asga
-recomputing norms changes no bit | asga cheap --recompute 1 | = asga
-recomputing layers changes no bit | asga layers --recompute 2 | = asga
-four micro-steps follow one batch | asga accumulate --batch-size 1 --total-batch-tokens 128 | 5e-3 0.2 asga
 stochastic rounding follows it | asga stochastic --rounding stochastic | 2e-2 0.2 asga
 and repeats | asga stochastic-again --rounding stochastic | = stochastic
 END
@@ -69,16 +66,14 @@ if [ -x "$programs/generate_causal" ]; then
         'awk -v a="$(kept --weights fp32)" -v b="$(kept)" -v psa="$(kept --attention psa --psa-block 4)" \
             "BEGIN { exit !(b > 0 && a + 0 > 1.98 * b && a + 0 < 2.02 * b && psa > 1.24 * b && psa < 1.28 * b) }"'
     long=$(seq -s, 40 239)   # a prompt of four blocks of adaspa's
-    for mechanism in "psa --psa-eps 0.6 --psa-block 8" "psa --psa-eps 0.9 --psa-block 1 --psa-bound upper" "adaspa --adaspa-sparsity 0.6"; do
-        for device in cpu cuda; do
-            # shellcheck disable=SC2086  # words
-            "${writes[@]}" --device $device --weights fp32 --temperature 0 --prompt-ids "$long" --log "$work/$device.json" --attention $mechanism \
-                > "$work/ids-$device" 2> "$work/stderr"
-            grep ": read" "$work/stderr" > "$work/read-$device"
-        done
-        check "$mechanism on the GPU writes the same and reads the same: $(cat "$work/read-cuda")" \
-            'cmp "$work/ids-cpu" "$work/ids-cuda" && [ -s "$work/read-cpu" ] && cmp "$work/read-cpu" "$work/read-cuda" && ! grep -q "read 100" "$work/read-cuda" && grep -q "\"device\":\"cuda\".*\"pairs_read\":0" "$work/cuda.json"'
+    for device in cpu cuda; do
+        "${writes[@]}" --device $device --weights fp32 --temperature 0 --prompt-ids "$long" --log "$work/$device.json" --attention adaspa \
+            --adaspa-sparsity 0.6 > "$work/ids-$device" 2> "$work/stderr"
+        grep ": read" "$work/stderr" > "$work/read-$device"
     done
+    check "adaspa on the GPU writes the same and reads the same: $(cat "$work/read-cuda")" \
+        'cmp "$work/ids-cpu" "$work/ids-cuda" && [ -s "$work/read-cpu" ] && cmp "$work/read-cpu" "$work/read-cuda" &&
+            ! grep -q "read 100" "$work/read-cuda" && grep -q "\"device\":\"cuda\".*\"pairs_read\":0" "$work/cuda.json"'
 else
     skip "text on a GPU" "there is no $programs/generate_causal"
 fi
@@ -108,9 +103,9 @@ if emulated && has_mpi "$programs/train_asga"; then
     expect "a rank whose NCCL fails in a step" 6 "NCCL reports: unhandled cuda error" "${one[@]}" --checkpoint-every 1 --out "$work/broken" : \
         "${other[@]}" EMULATED_NCCL_FAILS_AT=9 "${asga[@]}" --batch-size 2 --checkpoint-every 1 --out "$work/broken"
     train_each <<< "and the run goes on from the checkpoint before | asga broken @2 --batch-size 2 --resume | = ranks2"
-    expect "ranks with different GPUs" 2 "rank 0: emulated GPU, compute capability 9.0" "${one[@]}" --out "$work/unlike" : \
+    expect "ranks with different GPUs" 2 "compute capability 8.0 on rank 1 and emulated GPU, compute capability 9.0 on rank 0" "${one[@]}" --out "$work/unlike" : \
         "${other[@]}" EMULATED_GPU_CAPABILITY=80 "${asga[@]}" --batch-size 2 --out "$work/unlike"
-    check "are named, with the way out" 'grep -q "rank 1: emulated GPU, compute capability 8.0.*CUDA_VISIBLE_DEVICES" "$work/stderr" && [ ! -e "$work/unlike" ]'
+    check "are named, with the way out" 'grep -q "CUDA_VISIBLE_DEVICES" "$work/stderr" && [ ! -e "$work/unlike" ]'
 fi
 
 # ---- a GPU that breaks, is too small, too old or not there

@@ -1,10 +1,11 @@
 // Items of multiple choice with random tokens, whose answers share their contexts, and what each answer scores by itself.
 #pragma once
+#include <cmath>
 #include <random>
 #include <vector>
 
 #include "data/evaluation.h"
-#include "model/run/log_likelihoods.cuh"
+#include "model/run/shared_contexts.cuh"
 #include "tests/whole_model.h"
 
 /// A context of so many tokens, and answers of so many each.
@@ -31,17 +32,23 @@ inline std::vector<EvaluationItem> random_items(const std::vector<ItemLengths>& 
     return items;
 }
 
-/// One log-likelihood per answer, each by a pass of its own.
+/// One log-likelihood per answer, from the logits of a pass of its own.
 template <class X>
 std::vector<double> one_by_one(Trial<X>& trial, const std::vector<EvaluationItem>& items) {
+    const int V = trial.gpt.net.config.V;
     std::vector<double> found;
     for (const EvaluationItem& item : items)
-        for (const Answer& answer : item.answers) found.push_back(log_likelihoods(CPU{}, trial.gpt, trial.feed, {&answer}).front());
+        for (const Answer& answer : item.answers) {
+            const int T = int(answer.tokens.size()) - 1;
+            gpt_forward(CPU{}, trial.gpt, trial.feed.put(CPU{}, answer.tokens.data(), nullptr, 1, T));
+            const X* logits = gpt_logits(CPU{}, trial.gpt, 0, T);
+            found.push_back(0);
+            for (int t = answer.begin; t <= T; t++) {
+                const X* row = logits + size_t(t - 1) * V;
+                double total = 0;
+                for (int v = 0; v < V; v++) total += std::exp(double(row[v]));
+                found.back() += row[answer.tokens[size_t(t)]] - std::log(total);
+            }
+        }
     return found;
-}
-
-inline std::vector<const EvaluationItem*> addresses(const std::vector<EvaluationItem>& items) {
-    std::vector<const EvaluationItem*> all;
-    for (const EvaluationItem& item : items) all.push_back(&item);
-    return all;
 }

@@ -2,14 +2,14 @@
 //     std::vector<double> formula(const Arrays<double>& in) const   the outputs by the formula, in plain loops
 //     int length() const                                            terms of the longest sum, for tolerances
 //     bool any_threads                                              whether all numbers of threads give the same bits
-// Outputs are checked against the formula in double and float, gradients against finite differences in double and the float
-// ones against those; two runs must agree to the last bit. The forward() and backward() of operations that run on every device take
-// the device as a last argument, which tests/gpu gives them.
+// and whose forward() and backward() take a device as their last argument. Outputs in double are checked against the formula, gradients
+// against finite differences; other number types and devices against double on the CPU, and again, to the last bit.
 #pragma once
 #include "catch.h"
 
 #include "model/device/device.h"
 #include "tests/finite_differences.h"
+#include "tests/numbers.h"
 #include "tests/threads.h"
 
 /// An array of X in device memory, copied from and to the host.
@@ -47,57 +47,77 @@ std::vector<X> joined(std::vector<X> first, const std::vector<X>& second) {
     return first;
 }
 
-/// Whether an operation has a backward pass; gradient checks below are skipped otherwise.
-template <class Op>
-concept Differentiable = requires(const Op& op, Arrays<double> inputs, std::vector<double> dout) {
-    op.template backward<double>(inputs, dout);
-};
+/// Compares numbers that an operation has stored as X: half a unit in the last place of each number (2^-8 of it for bf16), what
+/// arithmetic on sums of `length` terms explains (a share of the largest), and `absolute` besides.
+template <class X, class W>
+std::string stored_difference(const std::vector<W>& actual, const std::vector<double>& expected, int length, double absolute) {
+    const Tolerance arithmetic{rounding<W>(length).relative, absolute};
+    if (std::is_same_v<X, W> || actual.size() != expected.size()) return difference(actual, expected, arithmetic);
+    double largest = 0;
+    for (double e : expected) largest = std::max(largest, std::abs(e));
+    std::vector<double> in_tolerances, zeros(expected.size());
+    for (size_t n = 0; n < expected.size(); n++) {
+        const double tolerance = std::abs(expected[n]) * 0x1p-8 + arithmetic.relative * largest + absolute;
+        in_tolerances.push_back((actual[n] - expected[n]) / tolerance);
+    }
+    return difference(in_tolerances, zeros, Tolerance{0, 1 + 1e-6});
+}
 
-/// All gradients of one run, and the outputs.
-template <class X, class Op>
-Arrays<X> run_forward_and_backward(const Op& op) {
-    const Arrays<X> inputs = random_inputs<X>(op);
-    const std::vector<X> out = op.template forward<X>(inputs);
-    Arrays<X> all;
-    if constexpr (Differentiable<Op>) all = op.template backward<X>(inputs, random_numbers<X>(out.size(), 5));
-    all.push_back(out);
+/// The outputs of a run, and all gradients.
+template <class X, class Op, class Device>
+Arrays<Wide<X>> run_both_ways(Device device, const Op& op, const Arrays<Wide<X>>& inputs) {
+    Arrays<Wide<X>> all = {op.template forward<X>(inputs, device)};
+    const auto dout = rounded<X>(random_numbers<Wide<X>>(all[0].size(), 5));
+    for (const std::vector<Wide<X>>& gradient : op.template backward<X>(inputs, dout, device)) all.push_back(gradient);
     return all;
 }
 
-/// Two runs on two threads give the same bits; one thread gives the same too, or the same up to rounding.
+/// Outputs and gradients in X on a device against double on the CPU, where both start from numbers that X holds. `of_gradients` is the
+/// absolute error of gradients, which are differences of numbers near 1, or round to X more than once.
+template <class X, class Op, class Device>
+void check_on(Device device, const Op& op, double of_gradients = 1e-6) {
+    using W = Wide<X>;
+    Arrays<W> inputs = random_inputs<W>(op);
+    Arrays<double> exact_inputs;
+    for (std::vector<W>& array : inputs) {
+        array = rounded<X>(array);
+        exact_inputs.push_back(converted<double>(array));
+    }
+    const Arrays<W> results = run_both_ways<X>(device, op, inputs), again = run_both_ways<X>(device, op, inputs);
+    Arrays<double> expected = {op.template forward<double>(exact_inputs, CPU{})};
+    const auto dout = converted<double>(rounded<X>(random_numbers<W>(expected[0].size(), 5)));
+    for (const std::vector<double>& gradient : op.template backward<double>(exact_inputs, dout, CPU{})) expected.push_back(gradient);
+    REQUIRE(results.size() == expected.size());
+    for (size_t k = 0; k < results.size(); k++) {
+        INFO(sizeof(X) << " bytes a number, " << (k ? "gradient of " + op.inputs()[k - 1].name : "outputs"));
+        const double allowed = k ? of_gradients : 0;
+        if (k && op.inputs()[k - 1].weight) CHECK(stored_difference<W>(results[k], expected[k], op.length(), allowed) == "");
+        else CHECK(stored_difference<X>(results[k], expected[k], op.length(), allowed) == "");
+        CHECK(bit_difference(again[k], results[k]) == "");
+    }
+}
+
+/// One thread gives the same bits as two, or the same up to rounding.
 template <class X, class Op>
-void check_repeatable(const Op& op) {
+void check_threads(const Op& op) {
+    const Arrays<X> inputs = random_inputs<X>(op);
     const Threads two(2);
-    const Arrays<X> once = run_forward_and_backward<X>(op), again = run_forward_and_backward<X>(op);
+    const Arrays<X> together = run_both_ways<X>(CPU{}, op, inputs);
     const Threads one(1);
-    const Arrays<X> alone = run_forward_and_backward<X>(op);
-    for (size_t k = 0; k < once.size(); k++) {
-        CHECK(bit_difference(again[k], once[k]) == "");
-        if (op.any_threads) CHECK(bit_difference(alone[k], once[k]) == "");
-        else CHECK(difference(alone[k], once[k], rounding<X>(op.length())) == "");
+    const Arrays<X> alone = run_both_ways<X>(CPU{}, op, inputs);
+    for (size_t k = 0; k < alone.size(); k++) {
+        if (op.any_threads) CHECK(bit_difference(alone[k], together[k]) == "");
+        else CHECK(difference(alone[k], together[k], rounding<X>(op.length())) == "");
     }
 }
 
+/// Everything on the CPU.
 template <class Op>
-void check_against_formula(const Op& op) {
-    const Threads one(1);
-    const std::vector<double> expected = op.formula(random_inputs<double>(op));
-    const Arrays<double> in_double = run_forward_and_backward<double>(op);
-    const Arrays<float> in_float = run_forward_and_backward<float>(op);
-    CHECK(difference(in_double.back(), expected, rounding<double>(op.length())) == "");
-    CHECK(difference(in_float.back(), expected, rounding<float>(op.length())) == "");
-    if constexpr (Differentiable<Op>) CHECK(gradient_difference(op) == "");
-    double absolute = 1e-6;
-    if constexpr (requires { Op::gradient_error; }) absolute = Op::gradient_error;
-    for (size_t k = 0; k + 1 < in_double.size(); k++) {
-        INFO("float against double, gradient of " << op.inputs()[k].name);
-        CHECK(difference(in_float[k], in_double[k], Tolerance{rounding<float>(op.length()).relative, absolute}) == "");
-    }
-}
-
-template <class Op>
-void check_operation(const Op& op) {
-    check_against_formula(op);
-    check_repeatable<float>(op);
-    check_repeatable<double>(op);
+void check_operation(const Op& op, double of_gradients = 1e-6) {
+    const Arrays<double> inputs = random_inputs<double>(op);
+    CHECK(difference(op.template forward<double>(inputs, CPU{}), op.formula(inputs), rounding<double>(op.length())) == "");
+    CHECK(gradient_difference(op) == "");
+    check_threads<float>(op), check_threads<double>(op);
+    const Threads two(2);
+    check_on<float>(CPU{}, op, of_gradients), check_on<double>(CPU{}, op, of_gradients);
 }

@@ -4,8 +4,6 @@
 #include <cstdio>
 #include <vector>
 
-#include <omp.h>
-
 #include "model/device/blas.h"
 #include "model/device/machine.h"
 #include "tests/catch.h"

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "data/tokenizers/bpe.h"
-#include "data/tokenizers/nfc.h"
 #include "tests/catch.h"
 #include "tests/tokenizer_files.h"
 
@@ -29,11 +28,6 @@ std::array<uint32_t, byte_values> identity() {
     std::array<uint32_t, byte_values> ids;
     for (uint32_t byte = 0; byte < byte_values; ++byte) ids[byte] = byte;
     return ids;
-}
-
-std::string nfc_of(const std::string& text) {
-    std::string buffer;
-    return std::string(nfc(text, buffer));
 }
 
 }  // namespace

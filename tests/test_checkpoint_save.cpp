@@ -1,5 +1,4 @@
 // Saving checkpoints: runs that died meanwhile, steps that are replaced or pruned, full and unwritable disks.
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include "model/base/disk.h"
@@ -9,16 +8,6 @@
 #include "model/run/report.h"
 #include "tests/tiny_run.h"
 #include "tests/temporary_folder.h"
-
-namespace {
-
-/// Unmounts a disk when the test ends, however it ends.
-struct SmallDisk {
-    fs::path path;
-    ~SmallDisk() { umount(path.c_str()); }
-};
-
-}   // namespace
 
 TEST_CASE("what transformers does not compute carries the files that do", "[checkpoint]") {
     TemporaryFolder folder;
@@ -46,14 +35,9 @@ TEST_CASE("a model card says what was trained, on what, to which loss, and how i
     TemporaryFolder folder;
     TinyRun run;
     const RunFacts facts{"dsa:window=3,causal", "9000 tokens in 2 shards, novels, fingerprint 0123456789abcdef", ""};
-    run.state.step = 7;
     run.config.variant = "dsa", run.config.settings = {{"attention_window", 5}};
     run.config.layers = {{"dsa", {{"attention_window", 3}}}, {"causal"}};
-    const auto card = [&] {
-        const fs::path path = save_checkpoint(folder.path(), run.config, run.list, run.weights.data(), run.exp_avg.data(),
-                                              run.exp_avg_sq.data(), run.state, nullptr, {}, facts).path;
-        return read_text(path / "README.md");
-    };
+    const auto card = [&] { return read_text(run.save(folder.path(), 7, nullptr, {}, facts) / "README.md"); };
     const std::string text = card();
     CHECK(text.starts_with("---\nlibrary_name: transformers\n"));
     CHECK(contains(text, "\n# dsa, 83 parameters, step 7\n"));
@@ -186,10 +170,12 @@ TEST_CASE("no file is written through a symbolic link", "[checkpoint]") {
     fs::create_symlink(folder.path(), folder / "step_00000001.tmp");
     fs::create_symlink(folder / "mine", folder / "lock");
     CHECK(replace_file(folder / "options.toml", "steps = 1\n").empty());
-    JsonLines(folder / "log.jsonl", -1).write({{"step", int64_t(1)}});
+    JsonLines log;
+    log.open(folder / "log.jsonl");
+    log.write({{"step", int64_t(1)}});
     TinyRun run;
     run.save(folder.path(), 1);
-    CHECK(contains(sentence_of([&] { FolderLock lock(folder.path()); }), "lock: cannot be created"));
+    CHECK(contains(sentence_of([&] { lock_run(folder.path()); }), "lock: cannot be locked"));
     CHECK(read_text(folder / "mine") == "untouched");
     CHECK(names_in(folder.path()) == std::vector<std::string>{"lock", "log.jsonl", "mine", "options.toml", "step_00000001"});
 }
@@ -199,7 +185,7 @@ std::vector<JsonLines::Field> of_step(int64_t step) { return {{"step", step}, {"
 std::string line_of_step(int64_t step) { return "{\"step\":" + std::to_string(step) + ",\"loss\":0.5,\"grad_norm\":1.0}"; }
 }   // namespace
 
-TEST_CASE("a log goes on after a full disk, and tells what it lacks", "[checkpoint]") {
+TEST_CASE("a log goes on after a full disk", "[checkpoint]") {
     TemporaryFolder folder;
     const fs::path path = folder / "log.jsonl";
     const auto lines = [&] {
@@ -210,7 +196,8 @@ TEST_CASE("a log goes on after a full disk, and tells what it lacks", "[checkpoi
     };
     {
         std::optional<FileSizeLimit> at_the_end;   // outlives the log
-        JsonLines log(path, -1);
+        JsonLines log;
+        log.open(path);
         log.write(of_step(1));
         {
             const FileSizeLimit limit(35);   // the second line is torn
@@ -223,20 +210,13 @@ TEST_CASE("a log goes on after a full disk, and tells what it lacks", "[checkpoi
         CHECK_FALSE(log.failed());
         CHECK(lines().size() == 4);
         at_the_end.emplace(150);
-        for (int64_t step = 5; step < 8; step++) log.write({{"step", step}, {"text", std::string(700'000, 'x')}});
+        for (int64_t step = 5; step < 8; step++) log.write(of_step(step));
         CHECK(log.failed());
     }
     CHECK(lines().size() == 4);   // of a log that stays full, whole lines
-    JsonLines log(path, 3);
+    JsonLines log;
+    log.open(path, 3);
     CHECK(lines() == std::vector<std::string>{line_of_step(1), line_of_step(2), line_of_step(3)});
-    {
-        const FileSizeLimit limit(150);
-        for (int64_t step = 4; step < 7; step++) log.write({{"step", step}, {"text", std::string(700'000, 'x')}});
-    }
-    log.write(of_step(7));
-    CHECK(lines().size() > 4);
-    CHECK((contains(lines()[3], "\"event\":\"gap\",\"missing\":") && contains(lines()[3], "too large")));
-    CHECK(lines().back() == line_of_step(7));
 }
 
 TEST_CASE("a log that is resumed drops what a kill has cut, and tells what it lacks", "[checkpoint]") {
@@ -244,30 +224,30 @@ TEST_CASE("a log that is resumed drops what a kill has cut, and tells what it la
     const fs::path path = folder / "log.jsonl";
     const auto resumed = [&](const std::string& before, int64_t step, double loss = NAN) {
         write_text(path, before);
-        { JsonLines log(path, step, loss); }
+        JsonLines().open(path, step, loss);
         return read_text(path);
     };
-    const auto gap = [](int missing, const std::string& reason) {
-        return "{\"event\":\"gap\",\"missing\":" + std::to_string(missing) + ",\"reason\":\"" + reason + ", found on resuming\"}\n";
+    const auto gap = [](int missing) {
+        return "{\"event\":\"gap\",\"missing\":" + std::to_string(missing) +
+               ",\"reason\":\"records missing or invalid, found on resuming\"}\n";
     };
     const std::string one = line_of_step(1) + "\n", two = line_of_step(2) + "\n", three = line_of_step(3) + "\n";
-    CHECK(resumed(one + "{\"st\n" + two + three + "{\"ste", 2) == one + two + gap(1, "invalid lines"));
+    CHECK(resumed(one + "{\"st\n" + two + three + "{\"ste", 2) == one + two + gap(1));
     CHECK(resumed(one + "{\"ste", 1) == one);
     // Steps that are not there, under another number, or there twice.
-    const std::string without_two = gap(1, "steps without a record");
-    CHECK(resumed(one + three, 3) == one + three + without_two);
-    CHECK(resumed(one + three + without_two, 3) == one + three + without_two);   // told once
-    CHECK(resumed(one + line_of_step(7) + "\n" + three, 3) == one + three + without_two);
-    CHECK(resumed(one + "{\"step\":\"2\",\"loss\":0.5,\"grad_norm\":1.0}\n" + three, 3) == one + three + without_two);
+    CHECK(resumed(one + three, 3) == one + three + gap(1));
+    CHECK(resumed(one + three + gap(1), 3) == one + three + gap(1));   // told once
+    CHECK(resumed(one + line_of_step(7) + "\n" + three, 3) == one + three + gap(1));
+    CHECK(resumed(one + "{\"step\":\"2\",\"loss\":0.5,\"grad_norm\":1.0}\n" + three, 3) == one + three + gap(1));
     CHECK(resumed(one + two + one + two, 2) == one + two);
-    CHECK(resumed("", 2) == gap(2, "steps without a record"));
+    CHECK(resumed("", 2) == gap(2));
     const std::string begun = "{\"event\":\"config\",\"step\":1}\n", checked = "{\"step\":2,\"val_loss\":1.0}\n";
     CHECK(resumed(begun + two + checked + three, 3) == begun + two + checked + three);   // begun at a checkpoint of step 1
     CHECK(contains(sentence_of([&] { resumed(one + two, 2, 0.75); }), "is the log of another run"));
     CHECK(resumed(one + two, 2, 0.5) == one + two);
     fs::remove(path);
     fs::create_symlink("log.jsonl", path);   // a loop: cannot be read, nor taken for an empty log
-    CHECK_FALSE(sentence_of([&] { JsonLines log(path, 2); }).empty());
+    CHECK_FALSE(sentence_of([&] { JsonLines().open(path, 2); }).empty());
 }
 
 TEST_CASE("pruning keeps the newest", "[checkpoint]") {
@@ -298,32 +278,6 @@ TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing 
     CHECK_FALSE(replacing.empty());
     CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000001"});
     CHECK_NOTHROW(verify_checkpoint(good));
-}
-
-TEST_CASE("a full disk is seen before the first byte is written", "[checkpoint]") {
-    TemporaryFolder folder;
-    const fs::path disk = folder / "disk";
-    fs::create_directories(disk);
-    if (geteuid() != 0 || mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) {
-        WARN("not allowed to mount a small disk: skipped");
-        return;
-    }
-    const SmallDisk mounted{disk};
-    TinyRun run;
-    TensorList list;
-    list.add("model.embed_tokens.weight", {16, 3000}, ones(), Decay::yes);   // three times 192 kB: fits once
-    const std::vector<float> x(list.size(), 1.0f);
-    const auto save = [&](int64_t step) {
-        run.state.step = step;
-        return save_checkpoint(disk, run.config, list, x.data(), x.data(), x.data(), run.state, nullptr).path;
-    };
-    const fs::path good = save(1);
-    const std::string sentence = sentence_of([&] { save(2); });
-    CHECK((contains(sentence, "no room") && contains(sentence, disk.string()) && contains(sentence, "are free")));
-    CHECK(names_in(disk) == std::vector<std::string>{"step_00000001"});
-    CHECK_NOTHROW(verify_checkpoint(good));
-    std::vector<std::string> complaints;
-    CHECK(latest(disk, complaints) == good.string());
 }
 
 TEST_CASE("an output folder that cannot be made is refused by path", "[checkpoint]") {

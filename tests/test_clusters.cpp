@@ -1,44 +1,30 @@
-// Clusters of tokens on the CPU, against plain loops.
+// Clusters of tokens on the CPU, beyond the cases of routing: statistics of tokens in several clusters, numbers at their limits.
+#include "attention/branches/repeated_rows.cuh"
+#include "attention/masks/balanced_clusters.cuh"
 #include "tests/catch.h"
-#include "tests/clusters.h"
+#include "tests/check.h"
 
-TEST_CASE("clusters: what a token's rows find is averaged, and its gradient shared out", "[attention][clusters]") {
-    check_operation(AverageRows{{2, 11, 2, 2, 8}, 24, 4});
-    check_operation(AverageRows{{1, 13, 3, 3, 8}, 5, 5});    // fewer rows than tokens
-    check_operation(AverageRows{{1, 3, 1, 1, 8}, 40, 1});    // many rows of each token
-}
-
+// Token 0 has rows 0 and 64, token 1 has row 2, token 2 none. Rows are attributed to query tiles by their place: 65 rows to one tile.
 TEST_CASE("clusters: log-sum-exps and entropies are averaged, pairs and tiles added up", "[attention][clusters]") {
-    const AverageRows average{{1, 4, 1, 1, 8}, 4, 2};   // the tokens 0 2 3 -
-    const double nothing = -INFINITY;
-    CHECK(average.tokens() == std::vector<int>{0, 2, 3, -1});
-    CHECK(average.statistics<double>({5, 6, 7, 99}) == std::vector<double>{5, nothing, 6, 7, 5, 0, 6, 7, 5, 0, 6, 7, 1});
-
-    const AverageRows repeated{{1, 2, 1, 1, 8}, 65, 1};   // the tokens 0 1 0 - 0 1 0 1 - 1 ...
-    std::vector<double> numbers(65, 1);
-    numbers[0] = 27;
-    const double m = repeated.times(0, 0, 0), other = repeated.times(0, 0, 1);
-    CHECK(m + other == 52);
-    const std::vector<double> mean = {(m + 26) / m, 1}, expected = joined(joined(mean, mean), {m + 26, other, 2});
-    CHECK(difference(repeated.statistics<double>(numbers), expected, {1e-14}) == "");
-}
-
-TEST_CASE("clusters: rows are sorted by cluster, and those of a document in a cluster are a group", "[attention][clusters][documents]") {
-    for (const int every : {0, 1, 3, 40})
-        for (const ClusterShape& s : {ClusterShape{2, 65, 3, 8, 1, 4, 0}, {1, 300, 2, 8, 0, 7, 0}, {1, 200, 2, 8, 2, 5, 0}, {2, 1, 2, 8, 1, 3, 0}}) {
-            INFO("T " << s.T << ", clusters " << s.clusters << ", documents of " << every);
-            const SortByCluster sort{s, every};
-            CHECK(sort.rows(CPU{}) == sort.formula());
-        }
-}
-
-TEST_CASE("clusters: every centroid takes the tokens with the greatest cosines, of equals the first", "[attention][clusters]") {
-    for (const ClusterShape& s : {ClusterShape{2, 65, 3, 8, 1, 4, 16}, {1, 300, 2, 8, 0, 7, 42}, {1, 40, 1, 8, 0, 1, 40},
-                                  {2, 3, 2, 8, 1, 5, 1}, {1, 1, 2, 8, 1, 3, 1}}) {
-        INFO("T " << s.T << ", clusters " << s.clusters << " of " << s.size);
-        const TakeGreatest take{s};
-        CHECK(take.rows(CPU{}) == take.formula());
-    }
+    using Numbers = std::vector<double>;
+    const int R = 65, T = 3, HS = 8;
+    std::vector<int> tokens(R, -1), following(R, 99), first(T, 99);
+    tokens[0] = tokens[64] = 0, tokens[2] = 1;
+    const RepeatedRows rows{R, T, 1, tokens.data(), following.data(), first.data()};
+    link_rows(CPU{}, rows, 1, 64);
+    Numbers row_out(R * HS), numbers(R, NAN), row_tiles{3, 4}, out(T * HS, NAN), lse(T, NAN), entropy(T, NAN), pairs(T, NAN), tiles(1, NAN);
+    std::fill_n(&row_out[0], HS, 1.0), std::fill_n(&row_out[64 * HS], HS, 4.0), std::fill_n(&row_out[2 * HS], HS, 7.0);
+    numbers[0] = 5, numbers[64] = 8, numbers[2] = 6;
+    Branch<double, RepeatedRows> branch{rows, row_out.data(), numbers.data()};
+    branch.statistics.entropy = branch.statistics.pairs = numbers.data(), branch.statistics.tiles = row_tiles.data();
+    Statistics<double> to;
+    to.entropy = entropy.data(), to.pairs = pairs.data(), to.tiles = tiles.data();
+    average_rows(CPU{}, out.data(), lse.data(), branch, {1, T, 1, 1, HS}, to);
+    CHECK((out[0] == 2.5 && out[HS] == 7 && out[2 * HS] == 0));
+    CHECK(lse == Numbers{6.5, 6, -INFINITY});
+    CHECK(entropy == Numbers{6.5, 6, 0});
+    CHECK(pairs == Numbers{13, 6, 0});
+    CHECK(tiles == Numbers{7});
 }
 
 TEST_CASE("clusters: a centroid without length and a diverged run still give rows", "[attention][clusters]") {
@@ -52,9 +38,9 @@ TEST_CASE("clusters: a centroid without length and a diverged run still give row
     cosines[4] = 0;
     CHECK(difference(cosines, std::vector<double>{0, 0, 0, std::sqrt(2.0), 0, -std::sqrt(2.0)}, {1e-10}) == "");
     cosines[4] = -1e30f;
-    UsedRows<CPU> used(s);
-    take_greatest(CPU{}, used.rows(), cosines.data(), s);
-    CHECK(used.tokens.numbers() == std::vector<int>{0, 1, 0, 2});
+    std::vector<int> tokens(4), queries(4), keys(4), ends(2);
+    take_greatest(CPU{}, {tokens.data(), queries.data(), keys.data(), ends.data()}, cosines.data(), s);
+    CHECK(tokens == std::vector<int>{0, 1, 0, 2});
 }
 
 TEST_CASE("clusters: positions of packed documents fit into an int, or the row is too long", "[clusters]") {

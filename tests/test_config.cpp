@@ -1,18 +1,32 @@
-// Presets, config.json out and in, and every refusal with the file and the key in its message.
-#include "catch.h"
-
+// Presets, config.json and generation_config.json out and in, and every refusal with the file and the key in its message.
 #include <cmath>
+#include <filesystem>
 #include <fstream>
-#include <functional>
 
 #include <nlohmann/json.hpp>
 
-#include "model/checkpoint/checkpoint.h"
-#include "model/config.h"
-#include "model/layer_types.h"
-#include "tests/config_text.h"
+#include "model/config_keys.h"
+#include "model/generation_config.h"
+#include "tests/errors.h"
+
+using nlohmann::json;
 
 namespace {
+
+json as_json(const std::string& preset_name = "qwen-tiny") { return json::parse(config_to_json(preset(preset_name))); }
+
+/// The sentence with which a config.json is refused; "" where it is not.
+std::string refusal(const std::string& text) {
+    return refusal(Exit::checkpoint, [&] { config_from_json(text, "here/config.json"); });
+}
+
+void refused(json object, const std::string& key, const json& value, const std::string& expected = "") {
+    object[key] = value;
+    const std::string sentence = refusal(object.dump());
+    INFO(sentence);
+    CHECK(sentence.find("here/config.json") != std::string::npos);
+    CHECK(sentence.find(expected.empty() ? key : expected) != std::string::npos);
+}
 
 /// Every number of the model without a variant's tensors.
 int64_t parameters(const Config& c) {
@@ -43,7 +57,7 @@ TEST_CASE("presets have the published numbers of parameters", "[config]") {
     CHECK(parameters(preset("qwen3-0.6b")) == 596'049'920);
     for (const std::string& name : preset_names()) {
         CHECK(is_preset(name));
-        CHECK_NOTHROW(check_config(preset(name), name, int(Exit::usage)));
+        CHECK_NOTHROW(check_config(preset(name), name, Exit::usage));
         CHECK(preset(name).tokenizer == (preset(name).V == 512 ? "bytes" : ""));
     }
 }
@@ -70,15 +84,10 @@ TEST_CASE("config.json survives writing and reading", "[config]") {
 TEST_CASE("config.json holds the keys that transformers reads", "[config]") {
     const json qwen3 = as_json("qwen-7m");
     CHECK(qwen3["architectures"] == json{"Qwen3ForCausalLM"});
-    CHECK(qwen3["model_type"] == "qwen3");
-    CHECK(qwen3["head_dim"] == 64);
-    CHECK(qwen3["attention_bias"] == false);
-    CHECK(qwen3["rope_theta"] == 1e6);
     CHECK(qwen3["rope_parameters"] == json{{"rope_theta", 1e6}, {"rope_type", "default"}});
     CHECK(qwen3["torch_dtype"] == "float32");
     CHECK(qwen3["dtype"] == "float32");
     CHECK(qwen3["eos_token_id"] == 256);
-    CHECK(qwen3["use_sliding_window"] == false);
     CHECK_FALSE(qwen3.contains("layer_types"));
     const json qwen2 = as_json("qwen2.5-0.5b");
     CHECK(qwen2["architectures"] == json{"Qwen2ForCausalLM"});
@@ -235,9 +244,7 @@ TEST_CASE("RoPE scaling: every type under its old and new keys comes back, defau
         {{{"rope_type", "linear"}, {"factor", 4}}, {linear, 4}},
         {YARN, {yarn, 4, 32768, 32, 1, true, by_4}},
         {with(YARN, {{"beta_fast", 64}, {"beta_slow", nullptr}, {"truncate", false}}), {yarn, 4, 32768, 64, 1, false, by_4}},
-        {with(YARN, {{"attention_factor", 1.5}, {"mscale", 2}, {"mscale_all_dim", 1}}), {yarn, 4, 32768, 32, 1, true, 1.5}},
-        {with(YARN, {{"mscale", 2}, {"mscale_all_dim", 1}}), {yarn, 4, 32768, 32, 1, true, (0.2 * std::log(4) + 1) / by_4}},
-        {with(YARN, {{"mscale", 2}, {"mscale_all_dim", 0}}), {yarn, 4, 32768, 32, 1, true, by_4}},
+        {with(YARN, {{"attention_factor", 1.5}}), {yarn, 4, 32768, 32, 1, true, 1.5}},
         {LLAMA3, {llama3, 8, 8192, 4, 1}},
     };
     for (const auto& [keys, scaling] : cases) {
@@ -285,11 +292,11 @@ TEST_CASE("RoPE scaling: other types, missing keys and values out of range are r
     refused(object, "rope_scaling", with(YARN, {{"factor", 0.5}}), "\"factor\" is 0.5");
     refused(object, "rope_scaling", with(YARN, {{"original_max_position_embeddings", 32768.5}}), "original_max_position_embeddings");
     for (const char* key : {"attention_factor", "beta_fast", "beta_slow"}) refused(object, "rope_scaling", with(YARN, {{key, 0}}), key);
-    for (const char* key : {"mscale", "mscale_all_dim"}) refused(object, "rope_scaling", with(YARN, {{key, -1}}), key);
     refused(object, "rope_scaling", with(YARN, {{"truncate", 1}}), "truncate");
     refused(object, "rope_scaling", with(YARN, {{"beta_fast", 2}, {"beta_slow", 2}}), "\"beta_fast\" is 2 and \"beta_slow\" 2");
     refused(object, "rope_scaling", with(LLAMA3, {{"low_freq_factor", 4}}), "\"high_freq_factor\" to be the larger one");
     refused(object, "rope_scaling", with(YARN, {{"short_factor", {1, 2}}}), "\"short_factor\"");
+    refused(object, "rope_scaling", with(YARN, {{"mscale", 1}}), "\"mscale\"");
     refused(object, "rope_scaling", with(LLAMA3, {{"beta_fast", 32}}), "\"beta_fast\" is 32, but RoPE of the type \"llama3\"");
     refused(with(object, {{"rope_theta", 1}}), "rope_scaling", YARN, "\"rope_theta\" is 1");
     refused(as_json(), "rope_scaling", YARN, "\"rope_scaling\" and \"rope_parameters\" differ");
@@ -297,7 +304,6 @@ TEST_CASE("RoPE scaling: other types, missing keys and values out of range are r
 
 TEST_CASE("keys that would change the mathematics are refused by name", "[config]") {
     const json object = as_json();
-    refused(object, "hidden_act", "gelu");
     refused(object, "attention_dropout", 0.1);
     refused(object, "attention_bias", true);
     refused(object, "rope_scaling", "yarn");
@@ -309,8 +315,6 @@ TEST_CASE("keys that would change the mathematics are refused by name", "[config
     refused(object, "layer_types", {"full_attention", "sliding_attention"});
     refused(object, "quantization_config", {{"bits", 4}});
     refused(object, "use_mrope", true);
-    refused(object, "architectures", {"MistralForCausalLM"}, "MistralForCausalLM");
-    refused(object, "mlp_bias", true);
     refused(object, "architectures", "Qwen3ForCausalLM");
 }
 
@@ -355,10 +359,7 @@ TEST_CASE("text that is no JSON object is refused", "[config]") {
 TEST_CASE("a setting that was given may not count more tokens than there are; a default may", "[config]") {
     const std::vector<Setting> settings = {{"--reach", "reach", 256, 0, 1e9, WHOLE, "", true},
                                            {"--block", "block", 64, 64, 4096, 64, "", true},
-                                           {"--scale", "scale", 1, 0, 1e9, REAL, ""},
                                            {"--top-k", "top_k", 8, 0, 1e6, WHOLE, "", true, 1, "block"},
-                                           {"--selected", "selected", 16, 3, 1e6, WHOLE, "", true, 64},
-                                           {"--both", "both", 3, 1, 1e6, WHOLE, "", true, 1, "block", 2},
                                            {"--wide", "wide", 3, 1, 1e6, WHOLE, "", true, 1, nullptr, 2}};
     using Given = std::map<std::string, double>;
     const auto judge = [&](const Given& given, int T, const Given& trained_with = {}) {
@@ -370,28 +371,16 @@ TEST_CASE("a setting that was given may not count more tokens than there are; a 
     };
     const auto refusal_of = [&](const auto&... given) { return refusal(Exit::usage, [&] { judge(given...); }); };
     CHECK_NOTHROW(judge({}, 64));
-    CHECK_NOTHROW(judge({{"reach", 64}, {"scale", 1000}}, 64));
+    CHECK_NOTHROW(judge({{"reach", 64}}, 64));
     CHECK(refusal_of(Given{{"reach", 65}}, 64) == "--reach is 65, but with --seq-len 64 must be a whole number from 0 to 64");
     CHECK(refusal_of(Given{{"block", 128}}, 100) == "--block is 128, but with --seq-len 100 must be a multiple of 64 from 64 to 64");
-    CHECK(refusal_of(Given{{"block", 100}}, 256) == "--block (block) is 100, but must be a multiple of 64 from 64 to 4096");
-    CHECK_NOTHROW(judge({{"both", 6}, {"block", 128}}, 257));
-    CHECK(refusal_of(Given{{"both", 7}, {"block", 128}}, 257) ==
-          "--both is 7, but with --seq-len 257 (blocks of 128: 3) must be a whole number from 1 to 6");
     CHECK_NOTHROW(judge({{"wide", 3}}, 1 << 30));
     CHECK(refusal_of(Given{{"block", 64}}, 32) ==
           "--block must be at least 64, which is more than --seq-len 32 allows; raise --seq-len");
-    CHECK_NOTHROW(judge({{"top_k", 3}, {"selected", 3}}, 129));
-    CHECK(refusal_of(Given{{"top_k", 4}}, 129) ==
-          "--top-k is 4, but with --seq-len 129 (blocks of 64: 3) must be a whole number from 0 to 3");
-    CHECK(refusal_of(Given{{"top_k", 3}, {"block", 128}}, 129) ==
-          "--top-k is 3, but with --seq-len 129 (blocks of 128: 2) must be a whole number from 0 to 2");
+    CHECK_NOTHROW(judge({{"top_k", 3}}, 129));
     CHECK(refusal_of(Given{{"top_k", 3}}, 129, Given{{"block", 128}}) ==   // which the checkpoint has
           "--top-k is 3, but with --seq-len 129 (blocks of 128: 2) must be a whole number from 0 to 2");
     CHECK_NOTHROW(judge({}, 129, {{"top_k", 3}, {"block", 128}}));
-    CHECK(refusal_of(Given{{"selected", 4}}, 129) ==
-          "--selected is 4, but with --seq-len 129 (blocks of 64: 3) must be a whole number from 3 to 3");
-    CHECK(refusal_of(Given{{"selected", 3}}, 128) ==
-          "--selected must be at least 3, which is more than --seq-len 128 allows (blocks of 64: 2); raise --seq-len");
 }
 
 TEST_CASE("completed settings are the variant's, each of them and no others", "[config]") {
@@ -406,4 +395,156 @@ TEST_CASE("a setting that no variant declared is an error", "[config]") {
     CHECK_THROWS_AS(config.setting("asga_hidden"), Error);
     config.settings["asga_hidden"] = 8;
     CHECK(config.setting("asga_hidden") == 8);
+}
+
+TEST_CASE("keys that config.json lacks have the defaults of transformers for the model type", "[config]") {
+    std::ifstream file(std::filesystem::path(__FILE__).parent_path().parent_path() / "scripts/config_defaults.json");
+    const json tables = json::parse(file);
+    for (const char* type : {"qwen3", "qwen2", "llama"}) {
+        INFO(type);
+        const json& table = tables[type];
+        const json minimal = {{"model_type", type}};
+        const Config least = config_from_json(minimal.dump(), "text");
+        const json ours = json::parse(config_to_json(least));
+        int compared = 0;
+        for (const auto& [key, value] : table["defaults"].items()) {
+            INFO(key);
+            CHECK(is_known_key(key));
+            const bool has_effect = key != "architectures" && key != "dtype" && key != "max_window_layers";
+            if (!has_effect || !ours.contains(key)) continue;
+            CHECK(ours[key] == value);
+            compared++;
+        }
+        CHECK(compared >= 16);
+        json full = table["defaults"];
+        full["architectures"] = ours["architectures"];
+        CHECK(json::parse(config_to_json(config_from_json(full.dump(), "text"))) == ours);
+
+        json small = minimal;
+        small["hidden_size"] = 512, small["num_attention_heads"] = 8;
+        if (type == std::string("llama")) {
+            const Config config = config_from_json(small.dump(), "text");
+            CHECK((config.NKV == table["small"]["num_key_value_heads"] && config.HS == 64));
+        } else {
+            CHECK(table["small"]["num_key_value_heads"] == 32);
+            CHECK(refusal(small.dump()).find("num_key_value_heads (32)") != std::string::npos);
+            small["num_key_value_heads"] = nullptr;   // as many as query heads
+            const Config config = config_from_json(small.dump(), "text");
+            CHECK((config.NKV == 8 && config.HS == (least.qk_norm ? 128 : 64)));
+            json sliding = minimal;
+            sliding["use_sliding_window"] = true;
+            const Config slides = config_from_json(sliding.dump(), "text");
+            CHECK(slides.of_layer(31).setting("attention_window") == table["sliding"]["sliding_window"].get<double>() - 1);
+            for (int l = 0; l < slides.L; l++)
+                CHECK((slides.of_layer(l).variant == "causal") == (table["sliding"]["layer_types"][size_t(l)] == "full_attention"));
+        }
+    }
+    refused({{"model_type", "qwen3"}}, "head_dim", nullptr);
+}
+
+TEST_CASE("every key of config.json is computed, known to have no effect, or refused", "[config]") {
+    json object = as_json();
+    for (const json& value : {json(false), json(0), json("no")}) refused(object, "is_causal", value, "no token sees a later one");
+    object["is_causal"] = true;
+    object["other_key"] = nullptr;
+    CHECK(refusal(object.dump()) == "");
+    const json empty = json::array({false, "", json::array(), json::object()});
+    for (const json& value : {empty[0], empty[1], empty[2], empty[3], json(true), json("yes"), json{1}, json{{"a", 1}}})
+        refused(object, "other_key", value, "\"other_key\"");
+    for (const json& value : {json(nullptr), json::object()}) {
+        object["pruned_heads"] = object["per_layer_config"] = value;
+        CHECK(refusal(object.dump()) == "");
+    }
+    refused(object, "pruned_heads", {{"0", {1}}});
+    refused(object, "per_layer_config", {{"0", {{"intermediate_size", 8}}}});
+    refused(object, "add_cross_attention", true);
+    refused(object, "is_encoder_decoder", true);
+    refused(object, "model_type", "llama", "make them agree");
+    refused(object, "hidden_act", "silu_and_mul");
+    refused(object, "rope_parameters", {{"rope_theta", 1e6}, {"rope_type", "default"}, {"factor", 2.0}}, "\"factor\"");
+    refused(object, "eos_token_id", "</s>");
+    refused(object, "eos_token_id", json{1, nullptr});
+    const json own = auto_map();
+    json renamed = own;
+    renamed["AutoModelForCausalLM"] = "modeling.Model";
+    for (const json& value : {json{{"AutoModel", "modeling.Model"}}, renamed, json("modeling.Model")})
+        refused(object, "auto_map", value);
+    object["auto_map"] = own;
+    CHECK(refusal(object.dump()) == "");
+    object["attention_variant"] = nullptr;
+    refused(object, "auto_map", own);
+    object.erase("auto_map");
+    object.erase("attention_variant");
+    refused(object, "auto_map", {{"AutoModel", "modeling.Model"}});
+    json sliding = object;
+    sliding["use_sliding_window"] = true, sliding["max_window_layers"] = 0;
+    sliding["sliding_window"] = 8, sliding["attention_window"] = 7;
+    sliding.erase("layer_types");
+    CHECK(refusal(sliding.dump()) == "");
+    refused(sliding, "logit_scale", 0.5, "\"logit_scale\", which is 0.5, is not known");
+    json llama = object;
+    llama["architectures"] = {"LlamaForCausalLM"}, llama["model_type"] = "llama";
+    refused(llama, "use_sliding_window", true, "no sliding windows");
+    object["hidden_act"] = "swish", object["is_decoder"] = true, object["temperature"] = 0.7;
+    CHECK(refusal(object.dump()) == "");
+    object["some_scale"] = 2.5;   // perhaps a setting: the variant knows
+    CHECK(config_from_json(object.dump(), "text").settings == std::map<std::string, double>{{"some_scale", 2.5}});
+}
+
+TEST_CASE("ids of what begins and ends a text come back: missing, null, one and several", "[config]") {
+    const auto read = [](const json& object) { return config_from_json(object.dump(), "text"); };
+    const auto again = [&](const json& object) { return json::parse(config_to_json(read(object))); };
+    json object = as_json();
+    object["engine_tokenizer"] = "", object["eos_token_id"] = object["bos_token_id"] = nullptr;
+    CHECK((again(object)["bos_token_id"].is_null() && again(object)["eos_token_id"].is_null()));
+    object["eos_token_id"] = 256;
+    CHECK((again(object)["bos_token_id"].is_null() && again(object)["eos_token_id"] == 256));
+    object["bos_token_id"] = 3, object["eos_token_id"] = {1, 106};
+    Config c = read(object);
+    CHECK((c.end_of_text == -1 && c.ends_of_text() == std::vector<int>{1, 106}));
+    CHECK((again(object)["eos_token_id"] == json{1, 106} && again(object)["bos_token_id"] == 3));
+    c.end_of_text = 106;   // as the tokenizer of the data says
+    CHECK(json::parse(config_to_json(c))["eos_token_id"] == json{1, 106});
+    c.end_of_text = 7;
+    CHECK(json::parse(config_to_json(c))["eos_token_id"] == 7);
+    object["eos_token_id"] = {106, 1 << 20};   // beyond the vocabulary
+    CHECK((read(object).end_of_text == 106 && again(object)["eos_token_id"] == 106));
+}
+
+TEST_CASE("more layers than any model has are refused before there is anything for each of them", "[config]") {
+    json object = as_json();   // with something amiss in what layers have
+    object.erase("attention_variant"), object["use_sliding_window"] = true, object["sliding_window"] = 8, object["max_window_layers"] = -1;
+    refused(object, "num_hidden_layers", 4096, "max_window_layers");
+    for (int layers : {4097, 2147483647})
+        refused(object, "num_hidden_layers", layers, "is " + std::to_string(layers) + ", expected a whole number from 1 to 4096");
+    CHECK((form_in_words(preset("qwen-tiny")) == "QK-norm" && form_in_words(preset("qwen2.5-0.5b")) == "no QK-norm, QKV bias"));
+}
+
+TEST_CASE("generation_config.json: ends, sampling, and what is not applied", "[config]") {
+    const auto read = [](const json& object) { return generation_config_from_json(object.dump(), 300, "here/generation_config.json"); };
+    CHECK(generation_config_from_json("", 300, "here").in_words() == "");
+    CHECK(read({{"eos_token_id", 63}}).ends == std::vector<int>{63});
+    CHECK(read({{"eos_token_id", {63, 23, 300}}}).ends == std::vector<int>{63, 23});
+    CHECK((read({{"eos_token_id", nullptr}}).ends.empty() && read(json::object()).ends.empty()));
+    GenerationConfig held = read({{"temperature", 0.7}, {"top_k", 20}, {"top_p", 0.8}, {"do_sample", true}});
+    CHECK((held.temperature == 0.7 && held.top_k == 20 && held.top_p == 0.8));
+    CHECK(held.in_words() == "temperature 0.7, top-k 20, top-p 0.8");
+    CHECK(read({{"temperature", 0.7}, {"do_sample", false}}).temperature == 0);
+    for (const json& greedy : {json{{"temperature", 0.6}}, json{{"top_k", 20}}, json{{"top_p", 0.9}}, json{{"do_sample", false}},
+                               json{{"temperature", 0.6}, {"do_sample", nullptr}}})
+        CHECK(read(greedy).temperature == 0);
+    held = read({{"do_sample", true}});
+    CHECK((held.temperature == 1 && held.top_k == 50 && held.top_p == 1));
+    held = read({{"do_sample", true}, {"temperature", 0.6}, {"top_k", 0}});
+    CHECK((held.temperature == 0.6 && held.top_k == 0 && held.top_p == 1));
+    CHECK_FALSE(read({{"eos_token_id", 63}}).temperature);
+    held = read({{"repetition_penalty", 1.0}, {"num_beams", 1}, {"min_p", nullptr}, {"max_new_tokens", 9}, {"pad_token_id", 0}});
+    CHECK(held.in_words() == "");
+    held = read({{"repetition_penalty", 1.05}, {"num_beams", 4}, {"stop_strings", {"x"}}});
+    CHECK(held.in_words() == "not applied: num_beams 4, repetition_penalty 1.05, stop_strings an array");
+    for (const json& broken : {json{{"eos_token_id", "</s>"}}, json{{"eos_token_id", {1.5}}}, json{{"temperature", -1}},
+                               json{{"temperature", "0.7"}}, json{{"top_k", 1.5}}, json{{"top_p", 2}}, json{{"do_sample", 1}}, json{1, 2}}) {
+        INFO(broken.dump());
+        CHECK(refusal(Exit::checkpoint, [&] { read(broken); }).starts_with("here/generation_config.json"));
+    }
 }

@@ -51,9 +51,7 @@ TEST_CASE("bytes tokenizer: every byte round-trips, specials stand for no text")
 TEST_CASE("bytes tokenizer: ids outside the vocabulary stand for U+FFFD, unknown tokenizers are refused") {
     const std::vector<int32_t> ids = {65, -1, 512, 66};
     CHECK(open_tokenizer("bytes")->decode(ids) == "A\xEF\xBF\xBD\xEF\xBF\xBD" "B");
-    const Error error = error_of([] { open_tokenizer("gpt3"); });
-    CHECK(error.code == Exit::usage);
-    CHECK(says(error, {"gpt3", "bytes"}));
+    CHECK(says(error_of([] { open_tokenizer("gpt3"); }), Exit::usage, {"gpt3", "bytes"}));
 }
 
 TEST_CASE("bytes tokenizer: the Hugging Face file holds the same ids") {
@@ -95,15 +93,6 @@ TEST_CASE("shard: 16 and 32 bits round-trip, the vocabulary chooses") {
     CHECK(names_in(folder.path()) == std::vector<std::string>{"narrow.bin", "wide.bin"});
 }
 
-TEST_CASE("shard: a moved one keeps its tokens") {
-    const TemporaryFolder folder;
-    Shard first(write_shard(file_in(folder, "a.bin"), ramp(100), 512));
-    Shard second(std::move(first));
-    Shard third(write_shard(file_in(folder, "b.bin"), ramp(3), 512));
-    third = std::move(second);
-    CHECK(read_all(third) == as_int32(ramp(100)));
-}
-
 TEST_CASE("shard: every wrong file is refused with the reason") {
     const TemporaryFolder folder;
     const std::string path = file_in(folder, "bad.bin");
@@ -133,9 +122,7 @@ TEST_CASE("shard: every wrong file is refused with the reason") {
         INFO(bad.what);
         write_text(path, bad.bytes);
         const Error error = error_of([&] { Shard shard(path); });
-        CHECK(error.code == Exit::data);
-        INFO(error.what());
-        CHECK(says(error, {path}));
+        CHECK(says(error, Exit::data, {path}));
         CHECK(says(error, bad.expected));
     }
     write_text(path, shard_bytes(20240520, 1, 10, payload));
@@ -160,8 +147,7 @@ TEST_CASE("shard: the first token outside the vocabulary is named, over several 
     CHECK_NOTHROW(shard.check_content(151936));
     CHECK_NOTHROW(shard.check_content(90001));
     const Error error = error_of([&] { shard.check_content(80000); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"wide.bin", "token 16778206 ", "byte 67113848 ", " 80000,", "80000 ids"}));
+    CHECK(says(error, Exit::data, {"wide.bin", "token 16778206 ", "byte 67113848 ", " 80000,", "80000 ids"}));
 
     const Shard narrow(write_shard(file_in(folder, "narrow.bin"), {1, 2, 600}, 65536));
     CHECK(says(error_of([&] { narrow.check_content(512); }), {"token 2 ", "byte 1028 ", " 600,", "512 ids"}));
@@ -201,9 +187,7 @@ TEST_CASE("shard: a file that is cut short while it is in use is an error, not a
     const Shard shard(write_shard(file_in(folder, "a.bin"), ramp(100000), 100000));
     std::filesystem::resize_file(file_in(folder, "a.bin"), 2000);
     int32_t token;
-    const Error error = error_of([&] { shard.copy(99999, 1, &token); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"a.bin", "cut short", "2000"}));
+    CHECK(says(error_of([&] { shard.copy(99999, 1, &token); }), Exit::data, {"a.bin", "cut short", "2000"}));
 }
 
 TEST_CASE("shard: removing or replacing a file does not disturb who has it open") {
@@ -224,9 +208,7 @@ TEST_CASE("shard writer: nothing appears before publish(), and nothing is left o
         CHECK(error_of([&] { writer.write(ramp(1, 512)); }).code == Exit::data);
     }
     CHECK(names_in(folder.path()).empty());
-    const Error error = error_of([&] { ShardWriter writer(file_in(folder, "none/a.bin"), 512); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"none/a.bin", "No such file"}));
+    CHECK(says(error_of([&] { ShardWriter writer(file_in(folder, "none/a.bin"), 512); }), Exit::data, {"none/a.bin", "No such file"}));
 }
 
 TEST_CASE("shard writer: a full disk is reported and the old file survives") {
@@ -236,8 +218,7 @@ TEST_CASE("shard writer: a full disk is reported and the old file survives") {
         const FileSizeLimit limit(1 << 20);
         return error_of([&] { write_shard(file_in(folder, "a.bin"), std::vector<uint32_t>(2 << 20, 1), 512); });
     }();
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"a.bin", "cannot be written"}));
+    CHECK(says(error, Exit::data, {"a.bin", "cannot be written"}));
     CHECK(names_in(folder.path()) == std::vector<std::string>{"a.bin"});
     CHECK(Shard(file_in(folder, "a.bin")).size() == 5);
 }
@@ -268,9 +249,14 @@ TEST_CASE("expand_glob sorts, takes plain names and refuses a pattern without fi
     const std::vector<std::string> sorted = {file_in(folder, "B_1.bin"), file_in(folder, "b_10.bin"), file_in(folder, "b_2.bin")};
     CHECK(expand_glob(file_in(folder, "[bB]_*.bin")) == sorted);
     CHECK(expand_glob(file_in(folder, "[x].bin")) == std::vector<std::string>{file_in(folder, "[x].bin")});
-    const Error error = error_of([&] { expand_glob(file_in(folder, "*.none")); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"*.none"}));
+    std::filesystem::create_directory(folder / "a");
+    write_text(file_in(folder, "a/b_1.bin"), "");
+    CHECK(expand_glob(file_in(folder, "*/b_?.bin")) == std::vector<std::string>{file_in(folder, "a/b_1.bin")});
+    CHECK(expand_glob(file_in(folder, "?/b_1.bin")) == std::vector<std::string>{file_in(folder, "a/b_1.bin")});
+    std::filesystem::create_directory(folder / "a\\b");
+    write_text(file_in(folder, "a\\b/b_1.bin"), "");
+    CHECK(expand_glob(file_in(folder, "a\\\\b/b_?.bin")) == std::vector<std::string>{file_in(folder, "a\\b/b_1.bin")});
+    CHECK(says(error_of([&] { expand_glob(file_in(folder, "*.none")); }), Exit::data, {"*.none"}));
 }
 
 TEST_CASE("stream: shards of both widths read as one sequence, over every boundary") {
@@ -288,16 +274,6 @@ TEST_CASE("stream: shards of both widths read as one sequence, over every bounda
             REQUIRE(tokens == as_int32(ramp(count, static_cast<uint32_t>(start))));
         }
     int32_t token;
-    const Error error = error_of([&] { stream.copy(20, 1, &token); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"s_*.bin", "20"}));
+    CHECK(says(error_of([&] { stream.copy(20, 1, &token); }), Exit::data, {"s_*.bin", "20"}));
     CHECK(stream.tokenizer().empty());
-}
-
-TEST_CASE("stream: tokens outside the vocabulary are found at the opening") {
-    const TemporaryFolder folder;
-    write_shard(file_in(folder, "s_1.bin"), ramp(7), 512);
-    write_shard(file_in(folder, "s_2.bin"), ramp(7, 500), 512);
-    CHECK(says(error_of([&] { TokenStream(file_in(folder, "s_*.bin"), 502); }), {"s_2.bin", "token 2 ", "502"}));
-    CHECK(error_of([] { TokenStream(std::vector<std::string>{}, 502); }).code == Exit::data);
 }

@@ -1,6 +1,4 @@
-// Small files that are replaced, and what is no file.
-#include <sys/stat.h>
-
+// Small files that are replaced, and paths through links.
 #include "model/base/disk.h"
 #include "tests/file_size_limit.h"
 #include "tests/tiny_run.h"
@@ -20,15 +18,6 @@ TEST_CASE("a small file is replaced as a whole or stays as it was", "[disk]") {
     CHECK(contains(replace_file(folder / "none/options.toml", "steps = 7\n"), "No such file"));
     CHECK(contains(replace_file(folder.path(), "steps = 7\n"), "directory"));
     CHECK(names_in(folder.path()) == std::vector<std::string>{"options.toml"});
-}
-
-TEST_CASE("a named pipe is refused at once, and so is a folder", "[disk]") {
-    TemporaryFolder folder;
-    REQUIRE(mkfifo((folder / "config.json").c_str(), 0600) == 0);
-    fs::create_directory(folder / "model.safetensors");
-    for (const char* name : {"config.json", "model.safetensors"})
-        CHECK(contains(sentence_of([&] { read_text(folder / name); }), std::string(name) + ": is not a regular file"));
-    CHECK(contains(sentence_of([&] { load_config(folder.path()); }), "config.json: is not a regular file"));
 }
 
 TEST_CASE("a path is resolved through its links, up to what does not exist; one that cannot be examined is not guessed", "[disk]") {

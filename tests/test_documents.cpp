@@ -1,11 +1,6 @@
-// Reading documents: where long ones are cut, what is a blank line, going on at any place, compressed files and damaged ones.
+// Reading documents: where long ones are cut, what is a blank line, compressed files and damaged ones.
 #include <archive.h>
 #include <archive_entry.h>
-#include <sys/mman.h>
-#include <unistd.h>
-#include <zlib.h>
-
-#include <atomic>
 
 #include "data/documents/documents.h"
 #include "model/base/json.h"
@@ -14,58 +9,32 @@
 
 namespace {
 
-const std::atomic<bool> never = false;
 constexpr size_t part = size_t{4} << 20;
 
-struct Found {
-    std::string text;
-    Place place;
-};
+void no_tick() {}
 
-// The pieces of an input from a place on.
-std::vector<Found> pieces(const Input& input, const DocumentRules& rules, const Place& start = {}) {
-    DocumentReader reader(input, rules, never, start);
-    std::vector<Found> found;
-    for (Piece piece; reader.next(piece);) found.push_back({std::string(piece.text), piece.place});
-    return found;
-}
-
-std::vector<std::string> documents(const std::vector<Found>& pieces) {
+std::vector<std::string> documents_of(const Input& input, const DocumentRules& rules = {}) {
+    DocumentReader reader(input, rules, no_tick);
     std::vector<std::string> found;
-    for (const Found& piece : pieces) {
-        if (piece.place.document_bytes == 0) found.emplace_back();
+    for (Piece piece; reader.next(piece);) {
+        if (piece.begins) found.emplace_back();
         REQUIRE(!found.empty());
-        REQUIRE(found.back().size() == piece.place.document_bytes);
         found.back() += piece.text;
     }
     return found;
 }
 
 std::vector<std::string> documents_of(const std::string& path, const DocumentRules& rules = {}) {
-    return documents(pieces(Input::open(path, rules), rules));
-}
-
-std::string gzip(const std::string& text, int level = 6) {
-    z_stream zlib = {};
-    deflateInit2(&zlib, level, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-    std::string out(deflateBound(&zlib, text.size()) + 100, '\0');
-    zlib.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-    zlib.avail_in = static_cast<uInt>(text.size());
-    zlib.next_out = reinterpret_cast<Bytef*>(out.data());
-    zlib.avail_out = static_cast<uInt>(out.size());
-    REQUIRE(deflate(&zlib, Z_FINISH) == Z_STREAM_END);
-    out.resize(zlib.total_out);
-    deflateEnd(&zlib);
-    return out;
+    return documents_of(Input::open(path, rules), rules);
 }
 
 // By libarchive, which writes to memory here; its raw format has one entry without a header.
 std::string compressed(const std::string& text, const std::string& suffix) {
-    if (suffix == ".gz") return gzip(text);
     archive* writer = archive_write_new();
     std::string out(text.size() + (1 << 20), '\0');
     size_t used = 0;
-    REQUIRE((suffix == ".xz" ? archive_write_add_filter_xz(writer) : archive_write_add_filter_zstd(writer)) == ARCHIVE_OK);
+    const int filter = suffix == ".gz" ? ARCHIVE_FILTER_GZIP : suffix == ".xz" ? ARCHIVE_FILTER_XZ : ARCHIVE_FILTER_ZSTD;
+    REQUIRE(archive_write_add_filter(writer, filter) == ARCHIVE_OK);
     archive_write_set_format_raw(writer);
     archive_write_set_bytes_per_block(writer, 0);
     REQUIRE(archive_write_open_memory(writer, out.data(), out.size(), &used) == ARCHIVE_OK);
@@ -111,39 +80,20 @@ TEST_CASE("documents: a text without a place to cut is cut at 64 MiB, between tw
     CHECK((text[length] & 0xC0) != 0x80);
 }
 
-TEST_CASE("documents: pieces of long texts put together are the text, and each is a place to go on from") {
+TEST_CASE("documents: pieces of long texts put together are the text, as often as it is read") {
     const TemporaryFolder folder;
-    std::string text = some_text(500000) + "\n\n" + std::string(part, 'x') + "\n" + some_text(700000) + " \n\n\n\tthird\n";
-    for (const bool split : {false, true}) {
-        DocumentRules rules;
-        rules.split_on_blank_line = split;
-        write_text(file_in(folder, "a.txt"), text);
-        const Input input = Input::open(file_in(folder, "a.txt"), rules);
-        const std::vector<Found> all = pieces(input, rules);
-        REQUIRE(all.size() > 3);
-        const std::vector<std::string> found = documents(all);
-        if (!split) CHECK((found == std::vector<std::string>{text}));
-        else {
-            REQUIRE(found.size() == 3);
-            CHECK((found[0] == some_text(500000) + "\n"));
-            CHECK((found[1] == std::string(part, 'x') + "\n" + some_text(700000) + " \n"));
-            CHECK(found[2] == "\tthird\n");
-        }
-        for (size_t i = 0; i < all.size(); ++i) {
-            const std::vector<Found> rest = pieces(input, rules, all[i].place);
-            REQUIRE(rest.size() == all.size() - i);
-            for (size_t j = 0; j < rest.size(); ++j) {
-                REQUIRE((rest[j].text == all[i + j].text));
-                REQUIRE(rest[j].place.offset == all[i + j].place.offset);
-            }
-        }
-    }
+    const std::string first = some_text(500000), second = std::string(part, 'x') + "\n" + some_text(700000);
+    const std::string text = first + "\n\n" + second + " \n\n\n\tthird\n";
+    write_text(file_in(folder, "a.txt"), text);
+    const Input input = Input::open(file_in(folder, "a.txt"), {});
+    for (int again = 0; again < 2; again++) CHECK((documents_of(input) == std::vector<std::string>{text}));
+    const DocumentRules rules{.split_on_blank_line = true};
+    CHECK((documents_of(input, rules) == std::vector<std::string>{first + "\n", second + " \n", "\tthird\n"}));
 }
 
 TEST_CASE("documents: the end of a very long line is no blank line, and a blank line at a cut is one") {
     const TemporaryFolder folder;
-    DocumentRules rules;
-    rules.split_on_blank_line = true;
+    const DocumentRules rules{.split_on_blank_line = true};
     std::string han = "a";
     while (han.size() < (size_t{64} << 20) - 1) han += "漢";
     for (const std::string& text : {std::string(part, 'x') + "\nsame document\n", std::string(part, 'x') + "  \nsame document\n"}) {
@@ -161,8 +111,7 @@ TEST_CASE("documents: the end of a very long line is no blank line, and a blank 
 
 TEST_CASE("documents: texts of blank lines, of nothing, of one line") {
     const TemporaryFolder folder;
-    DocumentRules rules;
-    rules.split_on_blank_line = true;
+    const DocumentRules rules{.split_on_blank_line = true};
     const auto found = [&](const std::string& text) {
         write_text(file_in(folder, "a.txt"), text);
         return documents_of(file_in(folder, "a.txt"), rules);
@@ -177,34 +126,19 @@ TEST_CASE("documents: texts of blank lines, of nothing, of one line") {
     CHECK(found("\r\na\r\n\r\n b\r\n") == Texts{"a\r\n", " b\r\n"});
 }
 
-TEST_CASE("documents: a line of a JSON Lines file has a limit") {
+TEST_CASE("documents: lines of a JSON Lines file know their number, and have a limit") {
     const TemporaryFolder folder;
-    write_text(file_in(folder, "a.jsonl"), "{\"text\":\"a\"}\n" + std::string(longest_json_line + 1, 'a') + "\n");
+    write_text(file_in(folder, "a.jsonl"), "1\n\n \t\r\n22\r\n\n333\n" + std::string(longest_json_line + 1, 'a') + "\n");
     const DocumentRules rules;
     const Input input = Input::open(file_in(folder, "a.jsonl"), rules);
-    const std::atomic<bool> stop = false;
-    DocumentReader reader(input, rules, stop);
+    DocumentReader reader(input, rules, no_tick);
     Piece piece;
-    CHECK(reader.next(piece));
-    const Error error = error_of([&] { reader.next(piece); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"a.jsonl:2", "is longer than 67108864 bytes"}));
-}
-
-TEST_CASE("documents: lines of a JSON Lines file know their number, wherever reading goes on") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.jsonl"), "1\n\n \t\r\n22\r\n\n333");
-    const Input input = Input::open(file_in(folder, "a.jsonl"), {});
-    const std::vector<Found> all = pieces(input, {});
-    REQUIRE(all.size() == 3);
-    CHECK(all[1].text == "22");
-    CHECK(all[1].place.line == 3);
-    for (const Found& from : all) {
-        const std::vector<Found> rest = pieces(input, {}, from.place);
-        CHECK(rest[0].text == from.text);
-        CHECK(rest.back().text == "333");
-        CHECK(rest.back().place.line == 5);
+    for (const auto& [text, line] : std::vector<std::pair<std::string, uint64_t>>{{"1", 1}, {"22", 4}, {"333", 6}}) {
+        REQUIRE(reader.next(piece));
+        CHECK(piece.text == text);
+        CHECK(piece.line == line);
     }
+    CHECK(says(error_of([&] { reader.next(piece); }), Exit::data, {"a.jsonl:7", "is longer than 67108864 bytes"}));
 }
 
 TEST_CASE("documents: compressed files give their text, in one part and in several") {
@@ -227,14 +161,6 @@ TEST_CASE("documents: compressed files give their text, in one part and in sever
         CHECK(documents_of(path).empty());
         write_text(file_in(folder, "a.jsonl" + suffix), compressed("{\"text\":1}\n\n[]\n", suffix));
         CHECK(documents_of(file_in(folder, "a.jsonl" + suffix)) == std::vector<std::string>{"{\"text\":1}", "[]"});
-
-        const Input input = Input::open(path, {});
-        write_text(path, bytes);
-        const std::vector<Found> all = pieces(input, {});
-        Place middle;
-        middle.offset = 1000001;
-        middle.document_bytes = 1000001;
-        CHECK((pieces(input, {}, middle)[0].text == text.substr(1000001, part)));
     }
 }
 
@@ -248,9 +174,8 @@ TEST_CASE("documents: a compressed file that is damaged, cut short anywhere or a
             write_text(path, contents);
             std::vector<std::string> found;
             const Error error = error_of([&] { found = documents_of(path); });
-            INFO(error.what());
             if (error.code == Exit::done) CHECK((code == Exit::done && found[0] == text));
-            else CHECK((error.code == Exit::data && says(error, {"a.txt" + suffix})));
+            else CHECK(says(error, Exit::data, {"a.txt" + suffix}));
         };
         for (size_t size = 0; size < bytes.size(); size += 1 + size / 7)
             check(bytes.substr(0, size), std::to_string(size) + " bytes");
@@ -273,9 +198,7 @@ TEST_CASE("documents: inputs that are folders, pipes or of another kind are refu
     const TemporaryFolder folder;
     for (const char* name : {"a.pdf", "a.txt.bz2", "a.gz", "jsonl", "a.parquet"}) {
         write_text(file_in(folder, name), "text");
-        const Error error = error_of([&] { Input::open(file_in(folder, name), {}); });
-        CHECK(error.code == Exit::usage);
-        CHECK(says(error, {name, ".txt", ".jsonl"}));
+        CHECK(says(error_of([&] { Input::open(file_in(folder, name), {}); }), Exit::usage, {name, ".txt", ".jsonl"}));
     }
     CHECK(says(error_of([&] { Input::open(file_in(folder, "a.parquet"), {}); }), {"scripts/fineweb.py"}));
     CHECK(says(error_of([&] { Input::open(folder.path().string(), {}); }), {"is a folder"}));
@@ -290,10 +213,10 @@ TEST_CASE("documents: a file that is cut short while it is read is an error") {
     write_text(file_in(folder, "a.txt"), some_text(100000));
     const Input input = Input::open(file_in(folder, "a.txt"), {});
     std::filesystem::resize_file(file_in(folder, "a.txt"), 1000);
-    CHECK(says(error_of([&] { pieces(input, {}); }), {"a.txt", "cut short", "1000"}));
+    CHECK(says(error_of([&] { documents_of(input); }), {"a.txt", "cut short", "1000"}));
 }
 
-TEST_CASE("documents: text in other encodings is that in UTF-8, from any place, compressed or not") {
+TEST_CASE("documents: text in other encodings is that in UTF-8, compressed or not") {
     const TemporaryFolder folder;
     std::string utf8, utf16 = "\xFF\xFE", latin1;
     for (size_t i = 0; i < 400000; i++) {   // several buffers, cut within characters
@@ -309,12 +232,9 @@ TEST_CASE("documents: text in other encodings is that in UTF-8, from any place, 
     DocumentRules rules;
     rules.encoding = "UTF-16";
     write_text(file_in(folder, "a.txt"), utf16);
-    write_text(file_in(folder, "b.txt.gz"), gzip(utf16));
+    write_text(file_in(folder, "b.txt.gz"), compressed(utf16, ".gz"));
     CHECK((documents_of(file_in(folder, "a.txt"), rules) == std::vector<std::string>{utf8}));
     CHECK((documents_of(file_in(folder, "b.txt.gz"), rules) == std::vector<std::string>{utf8}));
-    Place later;
-    later.offset = later.document_bytes = 300001;
-    CHECK((pieces(Input::open(file_in(folder, "a.txt"), rules), rules, later)[0].text == utf8.substr(300001)));
     rules.encoding = "latin1";
     write_text(file_in(folder, "c.txt"), "d\xE9j\xE0 vu");
     CHECK(documents_of(file_in(folder, "c.txt"), rules) == std::vector<std::string>{"d\xC3\xA9j\xC3\xA0 vu"});

@@ -33,18 +33,3 @@ TEST_CASE("forgetting: near pairs have all their digits far into a long text", "
         CHECK(worst_error(T, apart) < 3e-7);
     }
 }
-
-TEST_CASE("forgetting starts with gates of one half, and RoPE is a setting", "[attention][forgetting]") {
-    Config config;
-    config.NH = 4, config.C = 16;
-    for (double rope : {0.0, 1.0}) {
-        config.settings["forgetting_rope"] = rope;
-        forgetting policy(config, 0);
-        CHECK(policy.form().rotates == (rope == 1));
-        TensorList tensors;
-        policy.declare(tensors, "model.layers.0.self_attn.");
-        std::vector<double> weights(tensors.size(), 1);
-        initialise(tensors, 1, weights.data());
-        for (int h = 0; h < config.NH; h++) CHECK(weights[policy.b_f.offset + h] == 0);
-    }
-}

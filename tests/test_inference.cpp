@@ -24,15 +24,18 @@ struct Sharp : CausalTrial<double> {
     }
 };
 
-/// Logits (tokens, V) after each token from the last of the prompt on.
-std::vector<double> decoded(Decoder<CPU, double>& decoder, const std::vector<int32_t>& text, int prompt, int V) {
+/// Logits (tokens, V) after each token from the last of the prompt on, by a decoder, and what it has counted.
+std::pair<std::vector<double>, InferenceCount> written_by(Sharp& model, const Inference& how, const std::vector<int32_t>& text,
+                                                          int prompt) {
+    Decoder<CPU, double> decoder(CPU{}, model.gpt, 1, mechanism_of(how, model.gpt));
+    decoder.allocate();
     std::vector<double> all;
     for (int T = prompt; T <= int(text.size()); T++) {
         const std::vector<int32_t> ids(text.begin(), text.begin() + T);
         const double* next = T == prompt ? decoder.begin(0, ids) : decoder.next({{0, &ids}});
-        all.insert(all.end(), next, next + V);
+        all.insert(all.end(), next, next + model.V());
     }
-    return all;
+    return {all, decoder.read()};
 }
 
 Inference psa(double eps, int block, PsaBound bound) { return {InferenceAttention::psa, {eps, block, bound}, {}}; }
@@ -40,33 +43,7 @@ Inference adaspa(double sparsity) { return {InferenceAttention::adaspa, {}, {spa
 
 constexpr int HEADS = 2 * 4;   // in both layers
 
-/// What a decoder writes for a text of T tokens, the first `prompt` of them at once, and what it counts.
-std::pair<std::vector<double>, InferenceCount> written_with(const Inference& how, int prompt, int T) {
-    const Threads one(1);
-    Sharp model(1, T);
-    Decoder<CPU, double> decoder(CPU{}, model.gpt, 1, mechanism_of(how, model.gpt));
-    decoder.allocate();
-    const std::vector<double> logits = decoded(decoder, model.text(0), prompt, model.V());
-    return {logits, decoder.read()};
-}
-
 }   // namespace
-
-TEST_CASE("decode: psa with eps 1 and adaspa without sparsity change nothing", "[decode][psa][adaspa]") {
-    const auto [dense, of_dense] = written_with({}, 90, 140);
-    CHECK(of_dense.psa.rows == 0);
-    CHECK(of_dense.adaspa.heads == 0);
-    for (PsaBound bound : {PsaBound::mean, PsaBound::upper}) {
-        const auto [all, count] = written_with(psa(1, 16, bound), 90, 140);
-        CHECK(difference(all, dense, {1e-11}) == "");
-        CHECK(count.psa.visited == count.psa.cached);
-        CHECK(count.psa.cached == HEADS * (91 + 140) * 50 / 2);   // 50 tokens that see 91 to 140 keys
-    }
-    const auto [all, count] = written_with(adaspa(0), 90, 140);
-    CHECK(difference(all, dense, {1e-11}) == "");
-    CHECK(count.adaspa.heads == HEADS);
-    CHECK(count.adaspa.kept == count.adaspa.candidates);
-}
 
 TEST_CASE("decode: what is kept of a text has the bytes of its keys and values, of PSA's blocks, and in a window no more than that", "[decode]") {
     auto bytes = [](const Variants& variants, const Inference& how, int T, double window = 9, double dense_until = 5) {
@@ -103,10 +80,9 @@ TEST_CASE("reader: psa reads a text as if each of its tokens were the newest", "
         const InferenceCount read = forward_read_by(reader, model.gpt, model.feed.put(CPU{}, model.tokens.data(), nullptr, 2, T));
         InferenceCount written;
         for (int b = 0; b < 2; b++) {
-            Decoder<CPU, double> decoder(CPU{}, writer.gpt, 1, mechanism_of(how, writer.gpt));
-            decoder.allocate();
-            CHECK(difference(model.logits(b * T, T), decoded(decoder, model.text(b), 1, model.V()), {1e-10}) == "");
-            written.add(decoder.read());
+            const auto [logits, count] = written_by(writer, how, model.text(b), 1);
+            CHECK(difference(model.logits(b * T, T), logits, {1e-10}) == "");
+            written.add(count);
         }
         CHECK(read.psa.visited < 0.9 * read.psa.cached);
         CHECK(read.psa.visited == written.psa.visited + 2 * HEADS);   // a decoder takes its first token as a prompt
@@ -122,11 +98,9 @@ TEST_CASE("reader: adaspa reads a text as ./generate reads a prompt, and one tha
     const Batch batch = model.feed.put(CPU{}, model.tokens.data(), nullptr, 1, T);
     const InferenceCount read = forward_read_by(InferenceReader<double>(model.gpt.net.config, adaspa(0.6)), model.gpt, batch);
     const std::vector<double> sparse = model.logits(0, T);
-    Decoder<CPU, double> decoder(CPU{}, writer.gpt, 1, mechanism_of(adaspa(0.6), writer.gpt));
-    decoder.allocate();
-    CHECK(difference(std::vector<double>(sparse.end() - model.V(), sparse.end()), decoded(decoder, model.text(0), T, model.V()),
-                     {1e-10}) == "");
-    CHECK(read.adaspa.kept == decoder.read().adaspa.kept);
+    const auto [last, written] = written_by(writer, adaspa(0.6), model.text(0), T);
+    CHECK(difference(std::vector<double>(sparse.end() - model.V(), sparse.end()), last, {1e-10}) == "");
+    CHECK(read.adaspa.kept == written.adaspa.kept);
     CHECK(read.pairs_read() < 0.7);
     CHECK(read.mass_kept() < 1);
 
@@ -151,28 +125,31 @@ TEST_CASE("reader: an item's context is a prompt, and each answer continues it t
         for (int n = 0; n < length; n++) answer.tokens.push_back(model.tokens[size_t(context + 40 * length % 160 + n)]);
         item.answers.push_back(answer);
     }
+    const auto score = [&](const Answer& answer, const std::vector<double>& logits) {
+        double sum = 0;
+        for (int n = 0; n < answer.length(); n++) {
+            double total = 0;
+            for (int v = 0; v < V; v++) total += std::exp(logits[size_t(n) * V + v]);
+            sum += logits[size_t(n) * V + answer.tokens[context + n]] - std::log(total);
+        }
+        return sum;
+    };
     for (const auto& how : {psa(0.8, 8, PsaBound::mean), adaspa(0.7)}) {
         const InferenceReader<double> reader(model.gpt.net.config, how);
         SharedContexts<CPU, double> shared(CPU{}, model.gpt, model.feed, &reader), dense(CPU{}, model.gpt, model.feed);
         shared.allocate(), dense.allocate();
-        const std::vector<double> found = shared.log_likelihoods({&item});
-        CHECK(difference(found, dense.log_likelihoods({&item}), {1e-6}) != "");
+        const std::vector<double> found = shared.log_likelihoods({&item, 1});
+        const std::vector<double> of_dense = dense.log_likelihoods({&item, 1});
+        CHECK(difference(found, of_dense, {1e-6}) != "");
         InferenceCount written;
         for (size_t a = 0; a < item.answers.size(); a++) {
             const Answer& answer = item.answers[a];
-            Decoder<CPU, double> decoder(CPU{}, writer.gpt, 1, mechanism_of(how, writer.gpt));
-            decoder.allocate();
-            const std::vector<double> logits =
-                decoded(decoder, {answer.tokens.begin(), answer.tokens.end() - 1}, context, V);
-            double expected = 0;
-            for (int n = 0; n < answer.length(); n++) {
-                double total = 0;
-                for (int v = 0; v < V; v++) total += std::exp(logits[size_t(n) * V + v]);
-                expected += logits[size_t(n) * V + answer.tokens[context + n]] - std::log(total);
-            }
-            INFO("answer " << a << " of " << describe(decoder.read(), PsaBound::mean));
-            CHECK(found[a] == Approx(expected).epsilon(1e-9));
-            written.add(decoder.read());
+            const std::vector<int32_t> read_tokens(answer.tokens.begin(), answer.tokens.end() - 1);
+            const auto [logits, count] = written_by(writer, how, read_tokens, context);
+            INFO("answer " << a << " of " << describe(count, PsaBound::mean));
+            CHECK(found[a] == Approx(score(answer, logits)).epsilon(1e-9));
+            CHECK(of_dense[a] == Approx(score(answer, written_by(writer, {}, read_tokens, context).first)).epsilon(1e-9));
+            written.add(count);
         }
         const bool reads_answers = how.attention == InferenceAttention::psa;
         const InferenceCount read = shared.read();

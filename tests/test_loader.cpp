@@ -1,5 +1,4 @@
 // The order of rows: what --shuffle 0 promises, a shuffle that loses nothing, the same rows for any number of ranks.
-#include <memory>
 #include <set>
 #include <sstream>
 
@@ -14,9 +13,9 @@ constexpr int vocabulary = 1 << 20;
 
 // A folder with one shard whose tokens are their own positions, opened.
 struct Ramp {
-    explicit Ramp(size_t tokens) { write_shard(file_in(folder, "ramp.bin"), ramp(tokens), vocabulary); }
-    Mixture open() const { return Mixture(file_in(folder, "ramp.bin"), vocabulary); }
+    explicit Ramp(size_t tokens) : stream(write_shard(file_in(folder, "ramp.bin"), ramp(tokens), vocabulary), vocabulary) {}
     TemporaryFolder folder;
+    Mixture stream;
 };
 
 struct Rows {
@@ -92,13 +91,11 @@ TEST_CASE("permute: keys give different orders, and every element goes everywher
 
 TEST_CASE("loader in order: rows start where the formula says, and wrap") {
     const Ramp data(1003);
-    const Mixture stream = data.open();
-    LoaderConfig config;
-    config.B = 3, config.T = 16, config.ranks = 2, config.micro_steps = 2, config.shuffle = false;
-    const int64_t n = windows(stream.first(), config.T);
+    LoaderConfig config{.B = 3, .T = 16, .ranks = 2, .micro_steps = 2, .shuffle = false};
+    const int64_t n = windows(data.stream.first(), config.T);
     CHECK(n == 62);
     for (config.rank = 0; config.rank < config.ranks; ++config.rank) {
-        Loader loader(stream, config);
+        Loader loader(data.stream, config);
         for (int64_t k = 0; k < 12; ++k)
             for (int64_t m = 0; m < config.micro_steps; ++m) {
                 const Rows batch = next(loader, config);
@@ -113,8 +110,7 @@ TEST_CASE("loader in order: rows start where the formula says, and wrap") {
 
 TEST_CASE("loader shuffled: an epoch has every row once, the next one in another order and phase") {
     const Ramp data(1003);
-    const Mixture stream = data.open();
-    const RowOrder order(stream.first(), 16, true, 7);
+    const RowOrder order(data.stream.first(), 16, true, 7);
     const uint64_t n = order.rows_per_epoch();
     CHECK(n == 61);
     std::set<std::vector<uint64_t>> orders;
@@ -127,41 +123,37 @@ TEST_CASE("loader shuffled: an epoch has every row once, the next one in another
         phases.insert(phase);
         std::sort(starts.begin(), starts.end());
         for (uint64_t w = 0; w < n; ++w) REQUIRE(starts[w] == w * 16 + phase);
-        REQUIRE(starts.back() + 16 < stream.size());
+        REQUIRE(starts.back() + 16 < data.stream.size());
     }
     CHECK(orders.size() == 10);
     CHECK(phases.size() > 4);
-    CHECK(RowOrder(stream.first(), 16, true, 8).start(0) != order.start(0));
+    CHECK(RowOrder(data.stream.first(), 16, true, 8).start(0) != order.start(0));
 }
 
 TEST_CASE("loader: 1, 2 and 4 ranks see the same rows in a step") {
     const Ramp data(2000);
-    const Mixture stream = data.open();
     for (const bool shuffle : {false, true}) {
-        LoaderConfig config;
-        config.T = 10, config.seed = 3, config.shuffle = shuffle;
+        LoaderConfig config{.T = 10, .seed = 3, .shuffle = shuffle};
         for (int64_t step = 0; step < 30; ++step) {   // more than one epoch
             config.B = 8, config.ranks = 1, config.micro_steps = 1;
-            const auto expected = rows_of_step(stream, config, step);
+            const auto expected = rows_of_step(data.stream, config, step);
             config.B = 4, config.ranks = 2;
-            REQUIRE(rows_of_step(stream, config, step) == expected);
+            REQUIRE(rows_of_step(data.stream, config, step) == expected);
             config.B = 1, config.ranks = 4, config.micro_steps = 2;
-            REQUIRE(rows_of_step(stream, config, step) == expected);
+            REQUIRE(rows_of_step(data.stream, config, step) == expected);
             config.B = 2, config.ranks = 1, config.micro_steps = 4;
-            REQUIRE(rows_of_step(stream, config, step) == expected);
+            REQUIRE(rows_of_step(data.stream, config, step) == expected);
         }
     }
 }
 
 TEST_CASE("loader: seek continues the sequence, forwards and back") {
     const Ramp data(500);
-    const Mixture stream = data.open();
-    LoaderConfig config;
-    config.B = 2, config.T = 8, config.micro_steps = 3, config.seed = 11;
-    Loader straight(stream, config);
+    const LoaderConfig config{.B = 2, .T = 8, .micro_steps = 3, .seed = 11};
+    Loader straight(data.stream, config);
     std::vector<std::vector<int32_t>> expected;
     for (int i = 0; i < 60; ++i) expected.push_back(next(straight, config).inputs);
-    Loader loader(stream, config);
+    Loader loader(data.stream, config);
     for (const int64_t step : {7, 0, 19, 7}) {
         loader.seek(step);
         for (int m = 0; m < 3; ++m) REQUIRE(next(loader, config).inputs == expected[step * 3 + m]);
@@ -174,62 +166,36 @@ TEST_CASE("loader: the shortest streams") {
     for (const bool shuffle : {false, true})
         for (const size_t extra : {1, 2, 15, 16, 17, 31}) {
             const Ramp data(16 + extra);
-            const Mixture stream = data.open();
-            LoaderConfig config;
-            config.B = 5, config.T = 16, config.shuffle = shuffle;
-            for (int64_t step = 0; step < 20; ++step) REQUIRE(rows_of_step(stream, config, step).size() == 5);
+            const LoaderConfig config{.B = 5, .T = 16, .shuffle = shuffle};
+            for (int64_t step = 0; step < 20; ++step) REQUIRE(rows_of_step(data.stream, config, step).size() == 5);
         }
     const Ramp data(16);
-    const Mixture stream = data.open();
-    LoaderConfig config;
-    config.T = 16;
-    const Error error = error_of([&] { Loader(stream, config); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"ramp.bin", "16 tokens", "17"}));
-    CHECK(windows(stream.first(), 16) == 0);
-}
-
-TEST_CASE("loader: sizes that make no sense are refused") {
-    const Ramp data(100);
-    const Mixture stream = data.open();
-    const auto code = [&](auto change) {
-        LoaderConfig config;
-        change(config);
-        return error_of([&] { Loader(stream, config); }).code;
-    };
-    CHECK(code([](LoaderConfig& config) { config.B = 0; }) == Exit::usage);
-    CHECK(code([](LoaderConfig& config) { config.T = -1; }) == Exit::usage);
-    CHECK(code([](LoaderConfig& config) { config.micro_steps = 0; }) == Exit::usage);
-    CHECK(code([](LoaderConfig& config) { config.rank = 1; }) == Exit::usage);
+    const LoaderConfig config{.T = 16};
+    CHECK(says(error_of([&] { Loader(data.stream, config); }), Exit::data, {"ramp.bin", "16 tokens", "17"}));
+    CHECK(windows(data.stream.first(), 16) == 0);
 }
 
 TEST_CASE("loader: what fails on the thread is thrown by next(), again and again, and the thread ends cleanly") {
     const Ramp data(100000);
-    const Mixture stream = data.open();
-    LoaderConfig config;
-    config.T = 64, config.shuffle = false;
-    Loader loader(stream, config);
+    const LoaderConfig config{.T = 64, .shuffle = false};
+    Loader loader(data.stream, config);
     std::filesystem::resize_file(file_in(data.folder, "ramp.bin"), 3000);
     for (int attempt = 0; attempt < 3; ++attempt) {
-        const Error error = error_of([&] { next(loader, config); });
-        CHECK(error.code == Exit::data);
-        CHECK(says(error, {"ramp.bin", "cut short"}));
+        CHECK(says(error_of([&] { next(loader, config); }), Exit::data, {"ramp.bin", "cut short"}));
     }
 }
 
 TEST_CASE("validation rows are fixed, in order and bounded") {
     const Ramp data(100);
-    const Mixture stream = data.open();
-    CHECK(windows(stream.first(), 9) == 11);
-    CHECK(windows(stream.first(), 99) == 1);
-    CHECK(windows(stream.first(), 100) == 0);
+    CHECK(windows(data.stream.first(), 9) == 11);
+    CHECK(windows(data.stream.first(), 99) == 1);
+    CHECK(windows(data.stream.first(), 100) == 0);
     std::vector<int32_t> inputs(18), targets(18);
-    validation_rows(stream.first(), 9, 9, 2, inputs.data(), targets.data());
+    validation_rows(data.stream.first(), 9, 9, 2, inputs.data(), targets.data());
     for (int i = 0; i < 18; ++i) CHECK(inputs[i] == 81 + i);
     for (int i = 0; i < 18; ++i) CHECK(targets[i] == 82 + i);
-    const Error error = error_of([&] { validation_rows(stream.first(), 10, 9, 2, inputs.data(), targets.data()); });
-    CHECK(error.code == Exit::data);
-    CHECK(says(error, {"rows 10 to 11", "100 tokens", "11 such rows"}));
+    const Error error = error_of([&] { validation_rows(data.stream.first(), 10, 9, 2, inputs.data(), targets.data()); });
+    CHECK(says(error, Exit::data, {"rows 10 to 11", "100 tokens", "11 such rows"}));
 }
 
 TEST_CASE("mixture: every source has its share of the rows of any stretch, each of its rows in turn") {
@@ -254,14 +220,12 @@ TEST_CASE("mixture: every source has its share of the rows of any stretch, each 
     }
     CHECK(mixed("0.625 .25 1.25e-1").fingerprint() == mixture.fingerprint());
     CHECK(mixed("5 1 2").fingerprint() != mixture.fingerprint());
-    CHECK(mixed("5 1 2").contents() != mixture.contents());
 }
 
 TEST_CASE("mixture: any number of ranks trains on the same rows, each source in its own order") {
     const Ramp a(2000), b(300);
     const Mixture mixture("0.75 " + file_in(a.folder, "ramp.bin") + " 0.25 " + file_in(b.folder, "ramp.bin"), vocabulary);
-    LoaderConfig config;
-    config.T = 10, config.seed = 3;
+    LoaderConfig config{.T = 10, .seed = 3};
     const RowOrder of_a(mixture.sources()[0].stream, 10, true, 3), of_b(mixture.sources()[1].stream, 10, true, 3);
     uint64_t from_a = 0, from_b = 0;
     for (int64_t step = 0; step < 40; ++step) {
@@ -285,14 +249,12 @@ TEST_CASE("mixture: one glob may have spaces; weights that make no sense, and so
     CHECK(Mixture(path, vocabulary).fingerprint() == TokenStream(path, vocabulary).fingerprint());
     for (const std::string weight : {"0", "-0.5", "1e999"}) {
         const Error error = error_of([&] { Mixture("0.5 " + path + " " + weight + " " + path, vocabulary); });
-        CHECK(error.code == Exit::usage);
-        CHECK(says(error, {path, "not a positive number"}));
+        CHECK(says(error, Exit::usage, {path, "not a positive number"}));
     }
     CHECK(says(error_of([&] { Mixture("0.5 " + path + " 0.5", vocabulary); }), {"0.5 has no shards"}));
     CHECK(error_of([&] { Mixture("0.5 0.5 " + path, vocabulary); }).code == Exit::usage);
     CHECK(error_of([&] { Mixture("1 " + path + " 1 " + path + ".none", vocabulary); }).code == Exit::data);
     const Mixture uneven("1 " + path + " 1 " + file_in(tiny.folder, "ramp.bin"), vocabulary);
-    LoaderConfig config;
-    config.T = 16;
+    const LoaderConfig config{.T = 16};
     CHECK(says(error_of([&] { Loader(uneven, config); }), {file_in(tiny.folder, "ramp.bin"), "5 tokens"}));
 }

@@ -1,5 +1,4 @@
 // Loss masks: in shards, in the rows of the loader, in the gradient of a model.
-#include <numeric>
 
 #include "data/loader.h"
 #include "model/base/disk.h"
@@ -114,9 +113,9 @@ TEST_CASE("loss mask: rows have -1 where a target does not count, and ranks agre
 TEST_CASE("loss mask: a run none of whose targets count is refused") {
     const TemporaryFolder folder;
     std::vector<uint8_t> mask(100);
-    const auto refused = [&](bool shuffle, uint64_t rows) {
-        const Mixture stream(write_masked(file_in(folder, "a.bin"), ramp(100), mask, 512), 512);
-        const Error error = error_of([&] { require_targets(stream, 16, shuffle, 1, rows); });
+    const auto refused = [&](bool shuffle, int64_t steps) {
+        const Mixture mixture(write_masked(file_in(folder, "a.bin"), ramp(100), mask, 512), 512);
+        const Error error = error_of([&] { Loader(mixture, {1, 16, 1, 0, 1, 1, shuffle}).require_targets(steps); });
         if (error.code != Exit::done) CHECK(says(error, {"a.bin", "hides all targets"}));
         return error.code == Exit::data;
     };
@@ -133,7 +132,7 @@ TEST_CASE("loss mask: a run none of whose targets count is refused") {
     CHECK_FALSE(refused(true, 1 << 20));   // of 16 phases only one gets there
     CHECK_FALSE(refused(false, 0));
     const Mixture plain(write_shard(file_in(folder, "plain.bin"), ramp(100), 512), 512);
-    CHECK_NOTHROW(require_targets(plain, 16, true, 1, 1));
+    CHECK_NOTHROW(Loader(plain, {1, 16, 1, 0, 1, 1, true}).require_targets(1));
 }
 
 TEST_CASE("loss mask: the gradient is that of the mean over the targets that count, and of the policy's own loss per token") {

@@ -38,7 +38,6 @@ double exact_gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI
 
 struct Gelu {
     static constexpr bool any_threads = true;
-    static constexpr double gradient_error = 4e-6;   // of 1 + tanh(y) near x = -5, rounded and then multiplied by 35
     int length() const { return 4; }
     std::vector<ArrayOf> inputs() const { return {{"x", 64}, {"large x", 64, 4.0}, {"large negative x", 64, -4.0}}; }
 
@@ -49,13 +48,13 @@ struct Gelu {
         return out;
     }
     template <class X>
-    std::vector<X> forward(const Arrays<X>& in) const {
+    std::vector<X> forward(const Arrays<X>& in, CPU = {}) const {
         std::vector<X> out;
         for (const auto& x : in) out = joined(out, one_by_one_and_in_packs(x, [](auto n) { return gelu(n); })[1]);
         return out;
     }
     template <class X>
-    Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout) const {
+    Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout, CPU = {}) const {
         Arrays<X> gradients;
         size_t n = 0;
         for (const auto& x : in) {
@@ -85,24 +84,14 @@ TEST_CASE("log_of: float to 1e-7, absolute or relative, over many orders of magn
         }
 }
 
-TEST_CASE("exp_of: exact at 0, near 0, and clamped outside of its range", "[math]") {
+TEST_CASE("exp_of: exact at 0, near 0, and clamped outside of its range; NaN stays NaN, alone and in any lane", "[math]") {
     const std::vector<float> small = range(-1e-3f, 1e-3f, 1 << 12);
     for (const auto& out : one_by_one_and_in_packs(small, [](auto n) { return exp_of(n); }))
         CHECK(largest_relative_error(out, small, std::exp) <= std::numeric_limits<float>::epsilon());
     CHECK(exp_of(0.0f) == 1);
-    for (float below : {-88.0f, -1e30f, -INFINITY}) {
-        CHECK(exp_of(below) >= 0);
-        CHECK(exp_of(below) < 1.3e-38f);
-    }
-    for (float above : {89.0f, 1e30f, INFINITY}) {
-        CHECK(exp_of(above) > 2e38f);
-        CHECK(std::isfinite(exp_of(above)));
-    }
-}
-
-TEST_CASE("exp_of: NaN stays NaN, alone and in any lane", "[math]") {
-    CHECK(std::isnan(exp_of(NAN)));
-    CHECK(std::isnan(exp_of(-NAN)));
+    for (float below : {-88.0f, -1e30f, -INFINITY}) CHECK((exp_of(below) >= 0 && exp_of(below) < 1.3e-38f));
+    for (float above : {89.0f, 1e30f, INFINITY}) CHECK((exp_of(above) > 2e38f && std::isfinite(exp_of(above))));
+    CHECK((std::isnan(exp_of(NAN)) && std::isnan(exp_of(-NAN))));
     for (int lane = 0; lane < LANES<float>; lane++) {
         Pack<float> x{};
         x[lane] = NAN;
@@ -128,7 +117,7 @@ TEST_CASE("sigmoid: accurate over its range, 0 and 1 far outside", "[math]") {
 }
 
 TEST_CASE("gelu: value and slope, of small and large arguments", "[math]") {
-    check_operation(Gelu{});
+    check_operation(Gelu{}, 4e-6);   // of 1 + tanh(y) near x = -5, rounded and then multiplied by 35
     const std::vector<float> x = range(-30.0f, 30.0f, 1 << 14);
     const auto values = one_by_one_and_in_packs(x, [](auto n) { return gelu(n); });
     const auto with_slope = one_by_one_and_in_packs(x, [](auto n) { return gelu_and_slope(n).value; });

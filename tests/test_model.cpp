@@ -20,83 +20,31 @@ std::vector<X> activations(Trial<X>& trial) {
     return {trial.gpt.final_normed, trial.gpt.final_normed + size_t(trial.B) * trial.T * trial.gpt.net.config.C};
 }
 
-template <class X>
-std::vector<X> tensors_of(const Trial<X>& trial, const X* flat) {
-    std::vector<X> numbers;
-    for (const Tensor& t : trial.gpt.net.tensors) numbers.insert(numbers.end(), flat + t.slot.offset, flat + t.slot.offset + t.slot.size);
-    return numbers;
-}
-
-size_t bytes_of(const std::vector<MemoryUse>& plan) {
-    size_t total = 0;
-    for (const MemoryUse& use : plan) total += use.bytes;
-    return total;
-}
-
 /// Bytes of a piece of an Arena.
 size_t piece(size_t numbers) { return (numbers * sizeof(float) + 255) / 256 * 256; }
 
 }   // namespace
 
-TEST_CASE("gradients of every tensor: Qwen3 and Qwen2 form, tied and untied, head groups of 1, 2 and 4", "[model]") {
+TEST_CASE("gradients of every tensor: all forms, tied and untied, head groups of 1, 2 and 4, tiles whole and partial", "[model]") {
+    std::vector<ModelShape> shapes;
     for (bool qwen2 : {false, true})
         for (bool tied : {true, false})
-            for (int NKV : {4, 2, 1}) {
-                INFO((qwen2 ? "Qwen2" : "Qwen3") << (tied ? ", tied" : ", untied") << ", NKV " << NKV);
-                Double trial(ModelShape{qwen2, tied, 4, NKV, 2, 13});
-                CHECK(model_gradient_difference(trial) == "");
-            }
-}
-
-TEST_CASE("gradients of every tensor: neither biases nor QK-norm", "[model]") {
-    Config config = config_of({});
-    config.qk_norm = false;
-    Double trial(config, 2, 13, 2, 13);
-    for (const Tensor& t : trial.gpt.net.tensors) CHECK((!t.name.ends_with("bias") && t.name.find("self_attn.q_norm") == std::string::npos));
-    CHECK(model_gradient_difference(trial) == "");
-}
-
-TEST_CASE("gradients of every tensor: one token, one full tile, tiles and a partial one, one sequence", "[model]") {
-    for (int T : {1, 64, 65, 130}) {
-        INFO("T " << T);
-        Double trial(ModelShape{false, true, 2, 1, 1, T});
+            for (int NKV : {4, 2, 1}) shapes.push_back({qwen2, tied, 4, NKV, 2, 13});
+    for (int T : {1, 64, 65, 130}) shapes.push_back({false, true, 2, 1, 1, T});
+    for (const ModelShape& shape : shapes) {
+        INFO((shape.qwen2 ? "Qwen2" : "Qwen3") << (shape.tied ? ", tied" : ", untied") << ", NKV " << shape.NKV << ", T " << shape.T);
+        Double trial(shape);
         CHECK(model_gradient_difference(trial) == "");
     }
 }
 
-TEST_CASE("gradients of every tensor: targets that are ignored", "[model]") {
-    Double trial(ModelShape{false, true, 2, 1, 2, 9});
+TEST_CASE("gradients of every tensor: neither biases nor QK-norm, and targets that are ignored", "[model]") {
+    Config config = config_of({});
+    config.qk_norm = false;
+    Double trial(config, 2, 13, 2, 13);
+    for (const Tensor& t : trial.gpt.net.tensors) CHECK((!t.name.ends_with("bias") && t.name.find("self_attn.q_norm") == std::string::npos));
     for (size_t n = 0; n < trial.targets.size(); n += 2) trial.targets[n] = -1;
     CHECK(model_gradient_difference(trial) == "");
-}
-
-TEST_CASE("recomputing activations changes no bit: Qwen2 form, untied, three layers", "[model]") {
-    Config config = config_of({true, false, 4, 4, 2, 67});
-    config.L = 3;
-    Float keeping(config, 2, 67, 2, 67), cheap(config, 2, 67, 2, 67, Recompute::cheap), layers(config, 2, 67, 2, 67, Recompute::layers);
-    for (Float* recomputing : {&cheap, &layers}) {
-        CHECK(keeping.loss_and_gradients() == recomputing->loss_and_gradients());
-        CHECK(bit_difference(tensors_of(*recomputing, recomputing->gpt.gradients), tensors_of(keeping, keeping.gpt.gradients)) == "");
-    }
-    CHECK(bytes_of(cheap.gpt.memory_plan()) < bytes_of(keeping.gpt.memory_plan()));
-    CHECK(bytes_of(layers.gpt.memory_plan()) < bytes_of(cheap.gpt.memory_plan()));
-}
-
-TEST_CASE("overwriting leaves nothing of the step before, adding everything: Qwen3 and Qwen2 form, tied and untied", "[model]") {
-    const Threads one(1);
-    for (bool qwen2 : {false, true})
-        for (bool tied : {true, false}) {
-            INFO((qwen2 ? "Qwen2" : "Qwen3") << (tied ? ", tied" : ", untied"));
-            Double fresh(ModelShape{qwen2, tied, 4, 2, 2, 13}), used(ModelShape{qwen2, tied, 4, 2, 2, 13});
-            for (const Tensor& t : used.gpt.net.tensors) fill(CPU{}, used.gpt.gradients + t.slot.offset, t.slot.size, double(NAN));
-            fresh.loss_and_gradients(), used.loss_and_gradients();
-            const std::vector<double> once = tensors_of(fresh, fresh.gpt.gradients);
-            CHECK(bit_difference(tensors_of(used, used.gpt.gradients), once) == "");
-            used.loss_and_gradients(0, 2, Write::add);
-            std::vector<double> twice = once;
-            for (double& number : twice) number *= 2;
-            CHECK(difference(tensors_of(used, used.gpt.gradients), twice, rounding<double>(26)) == "");
-        }
 }
 
 TEST_CASE("2, 3 and 8 shards of the optimiser together make the whole update, bit for bit, in one bucket and in many", "[model]") {
@@ -197,7 +145,7 @@ TEST_CASE("a shorter and a smaller batch in a larger model are those of a model 
         INFO("T " << T);
         CHECK(bit_difference(activations(roomy), activations(exact)) == "");
         CHECK(roomy.loss_and_gradients() == exact.loss_and_gradients());
-        CHECK(difference(tensors_of(roomy, roomy.gpt.gradients), tensors_of(exact, exact.gpt.gradients), Tolerance{1e-13, 0}) == "");
+        CHECK(difference(roomy.all(roomy.gpt.gradients), exact.all(exact.gpt.gradients), Tolerance{1e-13, 0}) == "");
     }
 }
 
@@ -234,7 +182,8 @@ TEST_CASE("FLOPs and the cache count a teacher's dense pass, gate keys and what 
     CHECK(teacher == Approx(4.0 * c.HS * c.L * c.NH * triangle / T));
 }
 
-TEST_CASE("the memory plan is what is allocated", "[model]") {
+TEST_CASE("the memory plan is what is allocated, and recomputation lowers it", "[model]") {
+    size_t before = SIZE_MAX;   // bytes of the level before in training
     for (Recompute recompute : {Recompute::nothing, Recompute::cheap, Recompute::layers})
         for (Mode mode : {Mode::training, Mode::inference}) {
             const Config config = config_of({});
@@ -244,22 +193,20 @@ TEST_CASE("the memory plan is what is allocated", "[model]") {
             gpt.allocate(CPU{});
             const std::vector<MemoryUse> taken = gpt.memory_plan();
             REQUIRE(plan.size() == taken.size());
-            for (size_t k = 0; k < plan.size(); k++) {
-                CHECK(plan[k].what == taken[k].what);
-                CHECK(plan[k].bytes == taken[k].bytes);
-            }
+            for (size_t k = 0; k < plan.size(); k++) CHECK((plan[k].what == taken[k].what && plan[k].bytes == taken[k].bytes));
             const size_t n = gpt.shards.size();
             const bool training = mode == Mode::training;
             CHECK(gpt.weight_memory.bytes() == piece(n));
             CHECK(gpt.gradient_memory.bytes() == (training ? piece(n) : 0));
             CHECK(gpt.moment_memory.bytes() == (training ? 2 * piece(n / 2) : 0));
             const size_t keys = size_t(omp_get_max_threads()) * (training ? 3 : 2) * 128 * config.HS * sizeof(float);   // two tiles
-            CHECK(bytes_of(plan) == gpt.weight_memory.bytes() + gpt.gradient_memory.bytes() + gpt.moment_memory.bytes() +
+            CHECK(total_bytes(plan) == gpt.weight_memory.bytes() + gpt.gradient_memory.bytes() + gpt.moment_memory.bytes() +
                                         gpt.activation_memory.bytes() + gpt.scratch_memory.bytes() + keys);
             for (const Arena<CPU>* arena : {&gpt.weight_memory, &gpt.gradient_memory, &gpt.moment_memory, &gpt.activation_memory}) CHECK(arena->used() == arena->bytes());
             CHECK(gpt.activation_memory.bytes() > piece(size_t(config.L + 1) * B * T * config.C));
             CHECK(gpt.scratch_memory.bytes() >= piece(size_t(gpt.logit_rows()) * config.V));
             CHECK((gpt.layers[0].qkv == gpt.layers[1].qkv) == !(training && recompute != Recompute::layers));
+            if (training) CHECK(total_bytes(plan) < std::exchange(before, total_bytes(plan)));
         }
 }
 

@@ -1,20 +1,29 @@
 // What the training program says about attention: averages over rows, the alarm, a model whose attention is known.
 #include <cmath>
-#include <iostream>
 #include <map>
-#include <sstream>
+#include <numeric>
 
 #include "attention/adaptive_sparse.cuh"
 #include "attention/asga.cuh"
 #include "attention/nsa.cuh"
-#include "model/run/mask.cuh"
 #include "tests/catch.h"
 #include "tests/check.h"
-#include "tests/monitored.h"
-#include "tests/shards.h"
-#include "tests/temporary_folder.h"
 #include "tests/threads.h"
 #include "tests/whole_model.h"
+
+/// What a monitor sees of a model on its tokens, with weights that `change` has set.
+template <class Change>
+AttentionReport look_at(Trial<double>& trial, Change change) {
+    for (const auto& layer : trial.gpt.net.layers) change(layer);
+    Monitor<CPU, double> monitor(trial.B + 1, trial.T + 5, trial.gpt.net);   // room for more than is looked at
+    monitor.allocate();
+    AttentionReport report;
+    for (int look = 0; look < 2; look++) {   // the second is not added to the first
+        observed_forward(CPU{}, trial.gpt, trial.feed.put(CPU{}, trial.tokens.data(), nullptr, trial.B, trial.T), monitor);
+        report = monitor.take_report();
+    }
+    return report;
+}
 
 TEST_CASE("attention report: averages per head over rows that have something to average", "[monitor]") {
     // Two sequences of two tokens, two heads. Rows (b, h, i): head 0 sees one key or two, head 1 nothing or one.
@@ -40,39 +49,12 @@ TEST_CASE("attention report: averages per head over rows that have something to 
     CHECK(all == "entropy 0.13 nats (0.75 of log keys), pairs 66.7%, tiles 75.0%, gate 0.38 (50.0% off), pair gate 0.50");
     r.gate = r.pair_gate = {{NAN, NAN}};
     CHECK(summary_of({r}).find("gate") == std::string::npos);
+    std::vector<std::string> keys;
+    for (const auto& [key, table] : tables_of({r}, {})) keys.push_back(key);
+    CHECK(keys == std::vector<std::string>{"entropy", "normalised_entropy", "mass_95", "mass_99", "pairs", "tiles", "gate", "gate_off",
+                                           "pair_gate", "collapsed"});
     r.normalised = {{NAN, NAN}};
     CHECK(summary_of({r}) == "entropy 0.13 nats, pairs 66.7%, tiles 75.0%");
-}
-
-TEST_CASE("attention report: branches have tables of their own, pairs and tiles add up", "[monitor]") {
-    auto report_of = [](const char* name, double number) {
-        const HeadTable table = {{number, number / 2}};
-        return BranchReport{name, {true}, table, table, table, table, table, table, table, table, table};
-    };
-    const AttentionReport r = {report_of("near", 0.5), report_of("far", 0.25)};
-    CHECK(sum_of(r, &BranchReport::pairs) == HeadTable{{0.75, 0.375}});
-    CHECK(summary_of(r).substr(0, 44) == "pairs 56.2%, tiles 56.2%; near: entropy 0.38");
-    CHECK(summary_of(r).find("; far: entropy 0.19 nats (0.19 of log keys), 95% of the mass on 18.8% of the keys, pairs 18.8%") !=
-          std::string::npos);
-
-    const std::vector<CollapseWatch::Head> collapsed = {{1, 0, 1}};
-    std::vector<std::string> keys;
-    for (const auto& [key, table] : tables_of(r, collapsed)) {
-        keys.push_back(key);
-        if (key == "pairs" || key == "tiles") CHECK(table == HeadTable{{0.75, 0.375}});
-        else if (key == "collapsed.near") CHECK(table.empty());
-        else if (key == "collapsed.far") CHECK(table == HeadTable{{0, 1}});
-        else CHECK(table == (key.ends_with(".near") ? r[0].pairs : r[1].pairs));
-    }
-    const std::vector<std::string> of_one = {"entropy", "normalised_entropy", "mass_95",   "mass_99",  "pairs",
-                                             "tiles",   "gate",               "gate_off",  "pair_gate", "collapsed"};
-    std::vector<std::string> expected = {"pairs", "tiles"};
-    for (const char* branch : {".near", ".far"})
-        for (const std::string& key : of_one) expected.push_back(key + branch);
-    CHECK(keys == expected);
-    keys.clear();
-    for (const auto& [key, table] : tables_of({report_of("", 1)}, {})) keys.push_back(key);
-    CHECK(keys == of_one);
 }
 
 TEST_CASE("attention report: a head that collapses is named once, one that was sharp from the start never", "[monitor]") {
@@ -98,6 +80,63 @@ TEST_CASE("attention report: a head that collapses is named once, one that was s
     CHECK(look({{0.01, 0.02}, {0.01, 0.0}}, {{0.01, 0.01}, {0.01, 0.01}}).ends_with(" and 1 more"));   // five new ones
 }
 
+TEST_CASE("concentration: the fewest keys that hold a share of the weight, of rows that see something", "[monitor]") {
+    CHECK(keys_that_hold(0.95, {0.5, 0.45, 0.03, 0.02}) == 2);
+    CHECK(keys_that_hold(0.99, {0.5, 0.45, 0.03, 0.02}) == 4);
+    CHECK(keys_that_hold(0.95, {5, 4.4, 0.3, 0.3}) == 3);   // of their sum
+    CHECK(keys_that_hold(0.95, std::vector<double>(20, 0.05)) == 19);
+    CHECK(keys_that_hold(0.95, {}) == 0);
+    CHECK(rows_to_weigh(3, 64) == std::vector<int32_t>{0, 1, 2});
+    CHECK(rows_to_weigh(10, 4) == std::vector<int32_t>{1, 4, 6, 9});
+
+    // Four rows and two heads, of which rows 1 and 3 are weighed; the second head's row 1 sees nothing, its row 3 three keys.
+    BranchReport r;
+    const std::vector<double> weights = {0.2, 0.8, 0, 0, 0, 0, 0, 0, 0.01, 0.94, 0.02, 0.03, 0, 0.05, 0.05, 0.9};
+    const std::vector<double> some(8, 1), pairs = {1, 2, 3, 4, 1, 0, 3, 3};
+    add_layer(r, {1, 2, 4, some, pairs, {1, 1}, some, {}, weights});
+    CHECK((r.mass_95[0][0] == (2 / 2.0 + 2 / 4.0) / 2 && r.mass_99[0][0] == (2 / 2.0 + 3 / 4.0) / 2));
+    CHECK((r.mass_95[0][1] == 2 / 3.0 && r.mass_99[0][1] == 1));
+    add_layer(r, {1, 2, 4, some, pairs, {1, 1}, some, {}, {}});
+    CHECK((std::isnan(r.mass_95[1][0]) && std::isnan(r.mass_99[1][1])));   // not measured
+    add_layer(r, {1, 1, 1, {0}, {1}, {1}, {0}, {}, {NAN}});
+    CHECK(std::isnan(r.mass_95[2][0]));                                    // of a model that has diverged
+}
+
+namespace {
+
+/// The fewest keys that row i of head h gives `share` of its weight, by the softmax of its scores, as a share of its i + 1 keys.
+double share_of_keys(double share, const LayerInputs<double>& in, int h, int i) {
+    std::vector<double> p;
+    for (int j = 0; j <= i; j++)
+        p.push_back(std::exp(dot(in.query(in.q, 0, i, h), in.key(in.k, 0, j, h), in.HS) / std::sqrt(double(in.HS))));
+    std::sort(p.rbegin(), p.rend());
+    const double sum = std::accumulate(p.begin(), p.end(), 0.0);
+    int keys = 0;
+    for (double held = 0; held < share * sum; held += p[keys++]) {}
+    return keys / (i + 1.0);
+}
+
+}   // namespace
+
+TEST_CASE("a monitor's concentration is that of the softmax of the scores, computed directly", "[monitor]") {
+    const Threads one(1);
+    for (int T : {37, 130}) {   // all rows are weighed, or 64; T is no multiple of the head size
+        Trial<double> trial(named("causal"), config_of({}), 2, T, 2, T);
+        const BranchReport report = look_at(trial, [](const Layer&) {})[0];
+        const Config& c = trial.gpt.net.config;
+        const std::vector<int32_t> rows = rows_to_weigh(T, 64);
+        for (int l = 0; l < c.L; l++)
+            for (int h = 0; h < c.NH; h++) {
+                const LayerInputs<double> in = attention_inputs(trial.gpt, l, 1, T);
+                double mass_95 = 0, mass_99 = 0;
+                for (int i : rows) mass_95 += share_of_keys(0.95, in, h, i), mass_99 += share_of_keys(0.99, in, h, i);
+                CHECK(std::abs(report.mass_95[l][h] - mass_95 / rows.size()) <= 1e-9);
+                CHECK(std::abs(report.mass_99[l][h] - mass_99 / rows.size()) <= 1e-9);
+                CHECK((0 < mass_95 && mass_95 < mass_99 && mass_99 < rows.size()));
+            }
+    }
+}
+
 /// Whether every head has this number in each of these layers (L), and NaN in the others.
 bool in_layers(const std::vector<bool>& layers, const HeadTable& table, const Config& c, double expected) {
     bool same = table.size() == layers.size();
@@ -117,13 +156,6 @@ void check_uniform_causal(const BranchReport& r, const std::vector<bool>& layers
     double entropy = 0;
     for (int i = 0; i < T; i++) entropy += std::log(i + 1.0) / T;
     CHECK((r.name.empty() && r.in_layer == layers));
-    double mass_95 = 0, mass_99 = 0;
-    const std::vector<int32_t> rows = rows_to_weigh(T, 64);
-    for (int i : rows) {
-        mass_95 += std::ceil(0.95 * (i + 1) - 1e-4) / (i + 1) / rows.size();
-        mass_99 += std::ceil(0.99 * (i + 1) - 1e-4) / (i + 1) / rows.size();
-    }
-    CHECK((in_layers(layers, r.mass_95, c, mass_95) && in_layers(layers, r.mass_99, c, mass_99)));
     CHECK((in_layers(layers, r.entropy, c, entropy) && in_layers(layers, r.normalised, c, 1)));
     CHECK((in_layers(layers, r.pairs, c, 1) && in_layers(layers, r.tiles, c, 1)));
     CHECK((everywhere(r.gate, c, NAN) && everywhere(r.gate_off, c, NAN) && everywhere(r.pair_gate, c, NAN)));
@@ -238,21 +270,6 @@ TEST_CASE("a monitor has room for one layer, of whichever has the most branches"
 
 namespace {
 
-/// Layers that only say what their softmaxes are called: two share names, in another order.
-struct NamesByLayer : Policy {
-    static constexpr const char* name = "names by layer";
-    int layer;
-
-    NamesByLayer(const Config& config, int l) : Policy(config, l), layer(l) {}
-    template <class X>
-    void naive(const LayerInputs<X>&, const X*, X*) const {}
-    std::vector<std::string> branch_names() const {
-        if (layer == 0) return {"near", "far"};
-        if (layer == 1) return {""};
-        return {"far", "sink", "near"};
-    }
-};
-
 /// A number for each layer and branch; none for those that there are not.
 double number_of(int layer, const std::string& name) {
     const std::map<std::pair<int, std::string>, double> numbers = {{{0, "near"}, 0.5}, {{0, "far"}, 0.25}, {{1, ""}, 0.125},
@@ -261,83 +278,41 @@ double number_of(int layer, const std::string& name) {
     return at == numbers.end() ? NAN : at->second;
 }
 
-/// The report on three tokens of which each branch gives its number for all statistics, but for the pairs of layer 2's sink.
-AttentionReport report_by_layer(const Qwen& net) {
-    const int NH = net.config.NH, T = 3;
-    const size_t rows = size_t(NH) * T, tiles = NH;
-    Monitor<CPU, double> monitor(1, T, net);
-    monitor.allocate();
-    for (int l = 0; l < net.config.L; l++) {
-        const std::vector<std::string>& names = net.layers[l].attention->facts.branch_names;
-        const Statistics<double> all = monitor.start_layer(CPU{});
-        std::vector<std::vector<double>> gates;
-        for (size_t n = 0; n < names.size(); n++) {
-            const double number = number_of(l, names[n]);
-            const Statistics<double> of = all.of_branch(int(n), rows, tiles);
-            std::fill_n(of.entropy, rows, number), std::fill_n(of.tiles, tiles, number);
-            if (names[n] != "sink") std::fill_n(of.pairs, rows, number);
-            gates.emplace_back(rows, number);
-        }
-        std::vector<const double*> at;
-        for (const auto& gate : gates) at.push_back(gate.data());
-        monitor.finish_layer(CPU{}, names, at, 1, T);
-    }
-    return monitor.take_report();
+/// A layer with this number for all statistics of two heads and three tokens but the pairs.
+LayerStatistics layer_of(double number, double pairs) {
+    const std::vector<double> rows(6, number);
+    return {1, 2, 3, rows, std::vector<double>(6, pairs), {number, number}, rows, rows};
 }
 
 }   // namespace
 
 TEST_CASE("attention report: of layers with branches of their own, null where a layer lacks one", "[monitor]") {
-    Config config = config_of({});
-    config.L = 3;
-    const Qwen net(variant_of<LayerOf, NamesByLayer>, config);
-    const AttentionReport report = report_by_layer(net);
-    std::vector<std::string> names;
-    for (const BranchReport& r : report) {
-        names.push_back(r.name);
+    AttentionReport report;
+    for (const char* name : {"near", "far", "", "sink"}) {
+        BranchReport& r = report.emplace_back();
+        r.name = name;
         for (int l = 0; l < 3; l++) {
-            INFO("layer " << l << " " << r.name);
-            const std::vector<double> expected(config.NH, number_of(l, r.name));
-            CHECK(r.in_layer[l] == !std::isnan(expected[0]));
+            INFO("layer " << l << " " << name);
+            const double number = number_of(l, name);
+            if (std::isnan(number)) add_layer_without(r, 2);
+            else add_layer(r, layer_of(number, r.name == "sink" ? NAN : number));
+            const std::vector<double> expected(2, number);
+            CHECK(r.in_layer[l] == !std::isnan(number));
             CHECK((bit_difference(r.entropy[l], expected) == "" && bit_difference(r.gate[l], expected) == ""));
         }
     }
-    CHECK(names == std::vector<std::string>{"near", "far", "", "sink"});
 
     std::map<std::string, HeadTable> logged;
-    const auto tables = tables_of(report, {{2, 1, 3}});
+    const auto tables = tables_of(report, {{2, 1, 1}});
     for (const auto& [key, table] : tables) logged[key] = table;
     CHECK(logged.size() == tables.size());   // no key twice
     CHECK((logged["tiles"][0][0] == 0.75 && logged["tiles"][1][0] == 0.125 && logged["tiles"][2][0] == 6));
     CHECK((logged["pairs"][0][0] == 0.375 && logged["pairs"][1][0] == 0.0625 && std::isnan(logged["pairs"][2][0])));   // not known
     CHECK((logged["tiles.far"][0][0] == 0.25 && std::isnan(logged["tiles.far"][1][0]) && logged["tiles.far"][2][0] == 1));
     CHECK((std::isnan(logged["entropy"][0][0]) && logged["entropy"][1][0] == 0.125 && std::isnan(logged["entropy"][2][0])));
-    CHECK((logged["collapsed"] == HeadTable{{1, 3}} && logged["collapsed.far"].empty()));
+    CHECK((logged["collapsed"] == HeadTable{{1, 1}} && logged["collapsed.far"].empty()));
     CHECK(summary_of(report).find("; far: entropy 0.62 nats") != std::string::npos);
     CHECK(summary_of(report).find("; one softmax: entropy 0.12 nats") != std::string::npos);
     CollapseWatch watch;
     CHECK((watch.observe(report) + watch.observe(report)).empty());   // what is not there does not collapse
-}
-
-/// Captures standard output for its lifetime.
-struct CapturedOutput {
-    std::ostringstream printed;
-    std::streambuf* terminal = std::cout.rdbuf(printed.rdbuf());
-    ~CapturedOutput() { std::cout.rdbuf(terminal); }
-};
-
-TEST_CASE("the picture of a mask: says what the layer on it is", "[monitor]") {
-    const Threads one(1);
-    const TemporaryFolder folder;
-    Options o;
-    o.device = "cpu", o.model = "qwen-tiny", o.evaluate = true, o.seq_len = 64, o.sample_every = 0, o.threads = 1;
-    o.val_data = write_shard(file_in(folder, "val_0.bin"), ramp(65), 256);
-    o.show_mask = file_in(folder, "mask.pgm");
-    auto output_of = [&](const Variant& variant) {   // two layers: the last is drawn
-        const CapturedOutput terminal;
-        show_mask(variant, o);
-        return terminal.printed.str();
-    };
-    CHECK(output_of(in_turn<NSA_FIRST>()).find("100.0% of causal tiles\n") != std::string::npos);
-    CHECK(output_of(in_turn<CAUSAL_FIRST>()).find("300.0% of causal tiles in all softmaxes\n") != std::string::npos);
 }

@@ -2,12 +2,11 @@
 #include "catch.h"
 
 #include <cmath>
-#include <filesystem>
 
 #include "model/base/disk.h"
 #include "model/base/json.h"
 #include "model/base/process.h"
-#include "tests/muon_case.h"
+#include "tests/optimizer_case.h"
 
 TEST_CASE("adamw: several steps follow torch's formula, with decay and clipping and without", "[optimizer]") {
     for (double decay : {0.0, 0.1})
@@ -30,24 +29,7 @@ TEST_CASE("adamw: a weight without gradient only decays, in ranges that decay", 
     CHECK(std::abs(tested.weights.numbers()[0] - before * 0.95) < 1e-15);
 }
 
-TEST_CASE("adamw: same bits for any number of threads and any cut into parts", "[optimizer]") {
-    const size_t n = 1003;
-    const std::vector<UpdateRange> cuts = {{0, 16, Role::decays}, {16, 17, Role::decays}, {17, 400, Role::decays},
-                                           {400, 997, Role::decays}, {997, n, Role::decays}};
-    const std::vector<float> start = random_numbers<float>(n, 1);
-    Optimized<float> whole(start), parts(start), alone(start);
-    const AdamW o;
-    for (int step = 1; step <= 3; step++) {
-        const std::vector<float> gradients = gradients_of<float>(n, step);
-        whole.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), step);
-        parts.update(gradients, cuts, o, numbers_for(0.7, o), step);
-        const Threads threads(1);
-        alone.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), step);
-    }
-    CHECK(bit_difference(parts.weights.numbers(), whole.weights.numbers()) == "");
-    CHECK(bit_difference(parts.v.numbers(), whole.v.numbers()) == "");
-    CHECK(bit_difference(alone.weights.numbers(), whole.weights.numbers()) == "");
-}
+TEST_CASE("adamw: same bits for any number of threads and any cut into parts", "[optimizer]") { check_cuts<float>({}, CPU{}); }
 
 namespace {
 
@@ -82,21 +64,6 @@ TEST_CASE("muon: steps on a tall, a wide and a square matrix are torch's formula
         INFO(shape);
         follows_torch<double>(fixture, fixture["matrices"][shape], 1e-9);   // the coefficients are floats
         follows_torch<float>(fixture, fixture["matrices"][shape], 1e-6);
-    }
-}
-
-TEST_CASE("muon: a step's size is that of AdamW's for every shape, and the singular values are near 1", "[optimizer]") {
-    AdamW o;
-    o.lr = 1e-2, o.weight_decay = 0;
-    for (const auto& [OUT, IN] : {std::pair{64, 64}, {96, 32}, {32, 160}}) {
-        const size_t n = size_t(OUT) * size_t(IN);
-        MuonMatrices<double> tested({{OUT, IN}}, std::vector<double>(n));
-        tested.update(random_numbers<double>(n, 7), o, numbers_for(1, o), 1);
-        double squares = 0;
-        for (double w : tested.numbers()) squares += w * w;
-        const double rms = std::sqrt(squares / double(n)) / o.lr;   // 0.2 if all singular values were 1
-        INFO(OUT << " x " << IN << ": " << rms);
-        CHECK((rms > 0.2 * 0.7 && rms < 0.2 * 1.2));
     }
 }
 
@@ -160,11 +127,7 @@ TEST_CASE("clipping: off, below the limit, above it", "[optimizer]") {
     CHECK(clip_factor(1e6, 0) == 1);
     CHECK(clip_factor(0.5, 1) == 1);
     CHECK(clip_factor(0, 1) == 1);
-    for (double norm : {1.0, 1.5, 40.0}) {
-        CHECK(clip_factor(norm, 1) == std::min(1.0, 1 / (norm + 1e-6)));
-        CHECK(clip_factor(norm, 1) * norm <= 1);
-        CHECK(clip_factor(norm, 1) * norm >= 1 - 1e-5);
-    }
+    for (double norm : {1.0, 1.5, 40.0}) CHECK(clip_factor(norm, 1) == std::min(1.0, 1 / (norm + 1e-6)));
 }
 
 TEST_CASE("sums of losses and of squares: their sizes, spans, what is not finite", "[optimizer]") {

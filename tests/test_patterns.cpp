@@ -1,14 +1,18 @@
-// The static patterns of attention/: pairs and tiles at T = 2048 against numbers counted elsewhere from dense masks, verdicts that
-// are exact and not only true, and the random blocks of BigBird.
+// What mechanisms cost: pairs and tiles at T = 2048 against numbers counted elsewhere from dense masks. The random blocks of BigBird.
 #include <set>
 
 #include "attention/bigbird.cuh"
 #include "attention/causal.cuh"
 #include "attention/deepspeed_fixed.cuh"
+#include "attention/dsa_fixed_window.cuh"
+#include "attention/dsa_no_window.cuh"
 #include "attention/fixed_factorized.cuh"
 #include "attention/longformer.cuh"
-#include "attention/sinks.cuh"
+#include "attention/longnet.cuh"
+#include "attention/nsa.cuh"
+#include "attention/sinks_cache.cuh"
 #include "attention/sliding_window.cuh"
+#include "attention/strided.cuh"
 #include "tests/attention_case.h"
 
 namespace {
@@ -31,58 +35,6 @@ void check_cost(const P& policy, int pairs, int tiles) {
     CHECK(count.tiles == tiles);
 }
 
-/// tile() is the verdict by pairs, of the kernel's tiles and of any other rectangle.
-template <class P>
-void check_exact(const Values& settings) {
-    const P policy = pattern<P>(settings);
-    INFO(P::name);
-    for (const auto& [key, value] : settings) INFO(key << " " << value);
-    std::mt19937 generator(3);
-    auto below = [&](int n) { return int(generator() % unsigned(n)); };
-    int wrong = 0;
-    auto check = [&](int h, const Rectangle& r) {
-        wrong += policy.tile(h, r.i0, r.i1, r.j0, r.j1) != verdict_by_pairs(r, [&](int i, int j) { return policy.visible(h, i, j); });
-    };
-    for (int h = 0; h < 3; h++) {
-        for (int i = 0; i < 640; i += TILE)
-            for (int j = 0; j < 640; j += TILE) check(h, {i, i + TILE, j, j + TILE});
-        for (int n = 0; n < 3000; n++) {
-            const int i = below(500), j = below(500), most = n % 3 ? 10 : 140;
-            check(h, {i, i + 1 + below(most), j, j + 1 + below(most)});
-        }
-    }
-    CHECK(wrong == 0);
-}
-
-/// The kernel's verdicts on rows of several documents, some of a single token, are exact too, and every document has the pattern
-/// from its own beginning.
-template <class P>
-void check_documents(const Values& settings) {
-    const P policy = pattern<P>(settings);
-    INFO(P::name);
-    std::mt19937 generator(5);
-    auto below = [&](int n) { return int(generator() % unsigned(n)); };
-    std::vector<int32_t> tokens(2 * 640), starts(tokens.size());
-    for (int32_t& token : tokens) token = below(40);
-    tokens[700] = tokens[701] = 0;
-    find_documents(tokens.data(), 2, 640, 0, starts.data());
-    AttentionForward<double> a{};
-    a.B = 2, a.T = a.S = 640, a.NH = a.NKV = 1, a.documents = {starts.data(), 640};
-    const TileWalk<double, P> walk(policy, a, 1, 0);
-    auto seen = [&](int i, int j) {
-        const int start = starts[640 + i];
-        return j >= start && policy.visible(0, i - start, j - start);
-    };
-    int wrong = 0;
-    for (int n = 0; n < 3000; n++) {
-        const int most = n % 3 ? 10 : 140, i = below(500), j = below(i + 1), rows = 1 + below(most), columns = 1 + below(most);
-        for (int r = i; r < i + rows; r++)
-            for (int c = j; c < j + columns; c++) wrong += walk.visible(r, c) != seen(r, c);
-        wrong += walk.judge({1, 0, i, j, rows, columns}) != verdict_by_pairs({i, i + rows, j, j + columns}, seen);
-    }
-    CHECK(wrong == 0);
-}
-
 /// A window of w keys, as papers count it.
 Values window(int keys, Values others = {}) {
     others["attention_window"] = keys - 1;
@@ -99,6 +51,30 @@ TEST_CASE("static patterns cost what their masks have: pairs and tiles at T = 20
     check_cost(pattern<fixed_factorized>({{"fixed_factorized_summary", 8}}), 254976, 288);
     check_cost(pattern<fixed_factorized>(), 623616, 288);
     check_cost(pattern<deepspeed_fixed>(), 721920, 192);
+    check_cost(pattern<dsa>(), 526080, 156);   // aardXiv 2510.00061, its table under each reading of the window
+    check_cost(pattern<dsa_fixed_window>(), 493440, 150);
+    check_cost(pattern<dsa_no_window>(), 2098176, 528);
+}
+
+// Tiles: strided's window of 128 is 3 tiles wide (but for the first two of 32) and four of its columns of 16 share a tile of their own;
+// LongNet's 8 + 4 + 2 + 1 segments of 4 x 4 tiles have 10 causal ones each.
+TEST_CASE("branches cost what their masks have: pairs and tiles at T = 2048", "[attention][branches]") {
+    const PairCount of_strided = pattern<strided>().expected_pairs(1, 2048), of_longnet = pattern<longnet>().expected_pairs(1, 2048);
+    CHECK((of_strided.pairs == 269376 && of_strided.tiles == 3 * 32 - 3 + 32));
+    CHECK((of_longnet.pairs == 493440 && of_longnet.tiles == 15 * 10));
+    CHECK(count_pairs(pattern<strided>(), 1, 2048).pairs == 269376);
+    CHECK(count_pairs(pattern<longnet>(), 1, 2048).pairs == 377856);
+    CHECK(pattern<sinks_cache>().expected_pairs(1, 2048).pairs == count_pairs(pattern<sinks>(), 1, 2048).pairs);
+}
+
+TEST_CASE("nsa costs the specification's share of dense attention", "[attention][nsa]") {
+    const nsa paper = pattern<nsa>();
+    auto share = [&](double T) { return paper.expected_pairs(1, int(T)).pairs / (T * (T + 1) / 2); };
+    CHECK(std::abs(share(2048) - 1.23) < 0.02);
+    CHECK(std::abs(share(8192) - 0.41) < 0.01);
+    CHECK(std::abs(share(32768) - 0.15) < 0.01);
+    CHECK(paper.expected_pairs(1, 64).tiles == 3);   // one tile of queries: one of every branch
+    CHECK(paper.cached_keys(1024) == 1024 + 511 + 63 + 32);
 }
 
 // Random blocks differ between generators, so that only their number can be compared. A draw from [0, r) adds a tile when it misses
@@ -118,22 +94,6 @@ TEST_CASE("bigbird costs its window and globals, and about as many random tiles 
     CHECK(std::abs(tiles_of_larger - 186.3) < 1.5);
 }
 
-TEST_CASE("static patterns judge every rectangle exactly", "[attention]") {
-    for (int left : {0, 1, 63, 64, 200}) {
-        check_exact<sliding_window>({{"attention_window", left}});
-        check_exact<sinks>({{"attention_window", left}, {"sinks_tokens", 4}});
-        check_exact<longformer>({{"attention_window", left}, {"longformer_globals", 70}});
-    }
-    for (auto [length, summary] : {std::pair{1, 0}, {1, 1}, {7, 2}, {64, 64}, {100, 0}, {128, 32}})
-        check_exact<fixed_factorized>({{"fixed_factorized_chunk", length}, {"fixed_factorized_summary", summary}});
-    for (auto [block, local, globals] : {std::array{64, 4, 1}, {16, 4, 2}, {1, 6, 3}, {10, 3, 1}})
-        for (int per_head : {0, 1})
-            check_exact<deepspeed_fixed>({{"deepspeed_fixed_block", block}, {"deepspeed_fixed_local", local},
-                                          {"deepspeed_fixed_globals", globals}, {"deepspeed_fixed_per_head", per_head}});
-    for (auto [block, random] : {std::pair{64, 1}, {16, 3}, {10, 2}, {1, 0}})
-        check_exact<bigbird>({{"bigbird_block", block}, {"bigbird_random", random}});
-}
-
 TEST_CASE("a divisor divides every number exactly", "[attention]") {
     const int largest = std::numeric_limits<int>::max();
     int wrong = 0;
@@ -144,18 +104,6 @@ TEST_CASE("a divisor divides every number exactly", "[attention]") {
         for (int64_t n = d; n <= largest && n < 5000 * int64_t(d); n += d) check(int(n)), check(int(n - 1));
     }
     CHECK(wrong == 0);
-}
-
-TEST_CASE("deepspeed_fixed: heads with layouts of their own see every block of the past between them", "[attention]") {
-    const auto policy = pattern<deepspeed_fixed>({{"deepspeed_fixed_per_head", 1}});
-    for (int c = 0; c < 28; c++) {
-        int heads = 0;
-        for (int h = 0; h < 4; h++) heads += policy.visible(h, 2047, c * 64);
-        CHECK(heads == 1);
-    }
-    CHECK(policy.visible(0, 2047, 3 * 64));   // the first head takes the last block of every chunk
-    CHECK(policy.visible(3, 2047, 0));
-    CHECK(policy.visible(5, 2047, 2 * 64));   // the fifth head takes its turn again
 }
 
 TEST_CASE("bigbird draws distinct earlier blocks, each equally often, another row, head, layer or seed others", "[attention]") {
@@ -205,11 +153,4 @@ TEST_CASE("documents begin where the token between them stands, and at the row's
     std::vector<int32_t> starts(tokens.size());
     find_documents(tokens.data(), 2, 5, 9, starts.data());
     CHECK(starts == std::vector<int32_t>{0, 1, 1, 1, 4, /**/ 0, 1, 1, 1, 1});
-}
-
-TEST_CASE("patterns within documents: verdicts on tiles are those of their pairs", "[attention][documents]") {
-    check_documents<causal>({});
-    check_documents<sinks>(window(9, {{"sinks_tokens", 3}}));
-    check_documents<fixed_factorized>({{"fixed_factorized_chunk", 16}, {"fixed_factorized_summary", 3}});
-    check_documents<bigbird>({{"bigbird_block", 8}});
 }

@@ -1,8 +1,8 @@
-// What ranks must have in common, and flipped bits in what they keep. (tests/check_flipped_bit.py flips them in a running job.)
+// Flipped bits in what ranks keep. (tests/ranks.sh flips them in a running job.)
 #include "catch.h"
 
+#include "model/checkpoint/checkpoint.h"
 #include "model/run/replicas.cuh"
-#include "model/run/start.h"
 #include "tests/errors.h"
 #include "tests/temporary_folder.h"
 #include "tests/whole_model.h"
@@ -128,19 +128,4 @@ TEST_CASE("replicas: the pieces of all shards are every element of every tensor,
         size_t number = 0;
         for (const Tensor& tensor : net.tensors) CHECK(elements[number++] == tensor.slot.size);
     }
-}
-
-TEST_CASE("agreement: options enter it but for those of one rank, and paths count as given or not", "[ranks]") {
-    Options o;
-    o.resolved = "device=\"cpu\"\nlr=0.001\nthreads=2\nout=\"a\"\ntrain-data=\"x/*.bin\"\nval-data=\"\"\nwatchdog-seconds=5\nmodel=\"qwen-7m\"\n"
-                 "checkpoint=\"y\"\n";
-    std::map<std::string, std::string> facts;
-    for (const Fact& fact : facts_of_options(o, "asga")) facts[fact.name] = fact.value;
-    CHECK(facts["--lr"] == "0.001");
-    CHECK(facts["--model"] == "\"qwen-7m\"");
-    CHECK(facts["--train-data"] == "given");
-    CHECK(facts["--val-data"] == "\"\"");
-    CHECK(facts["--checkpoint"] == "given");
-    CHECK(facts["the program"].starts_with("train_asga of commit "));
-    for (const char* own : {"--device", "--threads", "--out", "--watchdog-seconds"}) CHECK(!facts.contains(own));
 }

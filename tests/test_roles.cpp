@@ -1,7 +1,8 @@
 // Statistics and frozen tensors: what moves them, what the norm of the gradient counts, shards.
 #include "catch.h"
 
-#include <memory>
+#include <deque>
+#include <map>
 
 #include "model/base/error.h"
 #include "tests/watching_policy.h"
@@ -37,13 +38,9 @@ TEST_CASE("roles: ranges of the update and spans of the norm follow them", "[rol
     const Shards all(list.size(), 0, 1);
     const std::vector<UpdateRange> ranges = update_ranges(list, all, 10);
     REQUIRE(ranges.size() == 5);   // 10 + 5, 3, 4, 2
-    CHECK(ranges[0].role == Role::decays);
-    CHECK(ranges[2].role == Role::plain);
-    CHECK(ranges[3].role == Role::statistic);
-    CHECK(ranges[3].begin == 19);
-    CHECK(ranges[3].end == 23);
-    CHECK(ranges[3].rate == 0.5);
-    CHECK(ranges[3].held == 19);
+    CHECK((ranges[0].role == Role::decays && ranges[2].role == Role::plain));
+    CHECK((ranges[3].role == Role::statistic && ranges[3].rate == 0.5));
+    CHECK((ranges[3].begin == 19 && ranges[3].end == 23 && ranges[3].held == 19));
     const std::vector<NormSpan> spans = norm_spans(list, all);
     REQUIRE(spans.size() == 3);
     CHECK((spans[0].begin == 0 && spans[0].end == 19 && spans[0].weight == 1));   // the padding of 15..16 among them
@@ -63,15 +60,8 @@ TEST_CASE("roles: what is frozen is in no range and no span", "[roles]") {
     CHECK(spans[0].end == 15);
     CHECK(spans[1].begin == 19);
     list.train_only([](const std::string&) { return false; });
-    CHECK(update_ranges(list, all, 100).empty());
-    CHECK(norm_spans(list, all).empty());
-}
-
-TEST_CASE("roles: a model that trains everything has one span, all of the list", "[roles]") {
-    const Qwen net(named("causal"), config_of({}));
-    const std::vector<NormSpan> spans = norm_spans(net.tensors, Shards(net.tensors.size(), 0, 1));
-    REQUIRE(spans.size() == 1);
-    CHECK((spans[0].begin == 0 && spans[0].end == net.tensors.size() && spans[0].weight == 1));
+    CHECK((update_ranges(list, all, 100).empty() && norm_spans(list, all).empty()));
+    for (double rate : {0.0, -1.0, double(NAN)}) CHECK_THROWS_AS(list.add_statistic("s", {1}, zeros(), rate), Error);
 }
 
 TEST_CASE("shards: parts of a bucket are equal, begin on cache lines, leave nothing out and are held without gaps", "[roles]") {
@@ -119,11 +109,6 @@ TEST_CASE("shards: every number is updated and counted in the norm by one shard,
     }
     CHECK(counted == expected);
     CHECK(updates == std::vector<int>{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1});
-}
-
-TEST_CASE("roles: a statistic without a rate is refused", "[roles]") {
-    TensorList list;
-    for (double rate : {0.0, -1.0, double(NAN)}) CHECK_THROWS_AS(list.add_statistic("s", {1}, zeros(), rate), Error);
 }
 
 TEST_CASE("statistics: the model's gradients are right beside one, and it follows the data over micro-steps", "[roles]") {
@@ -180,19 +165,6 @@ TEST_CASE("statistics: a gradient that is not finite leaves everything as it is"
     CHECK(bit_difference(trial.all(trial.gpt.weights), before) == "");
 }
 
-TEST_CASE("statistics and frozen tensors: two shards make the whole update, bit for bit", "[roles]") {
-    const Threads one(1);
-    for (bool only : {false, true}) {
-        const Config config = watched(only);
-        Float whole(config, 2, 13, 2, 13), low(config, 2, 13, 2, 13, Recompute::nothing, 0, 2, Mode::training, 300),
-            high(config, 2, 13, 2, 13, Recompute::nothing, 1, 2, Mode::training, 300);
-        for (Float* trial : {&whole, &low, &high}) trial->loss_and_gradients();
-        whole.update({}, 1);
-        update_shards<float>({&low, &high}, {}, 1);
-        CHECK(bit_difference(low.all(low.gpt.weights), whole.all(whole.gpt.weights)) == "");
-    }
-}
-
 TEST_CASE("muon: the layers' matrices are its own, and have no second moments", "[roles]") {
     const Qwen net(named("causal"), config_of({}), Stored::as_computed, Optimizer::muon);
     size_t of_muon = 0, count = 0;
@@ -203,7 +175,8 @@ TEST_CASE("muon: the layers' matrices are its own, and have no second moments", 
     }
     CHECK(count == size_t(7 * net.config.L));
     CHECK(net.tensors.trained() == net.tensors.parameters());
-    CHECK(norm_spans(net.tensors, Shards(net.tensors.size(), 0, 1)).size() == 1);
+    const std::vector<NormSpan> spans = norm_spans(net.tensors, Shards(net.tensors.size(), 0, 1));   // everything is trained
+    CHECK((spans.size() == 1 && spans[0].begin == 0 && spans[0].end == net.tensors.size() && spans[0].weight == 1));
     for (int shards : {1, 3}) {
         std::vector<int> stored(net.tensors.size() + 1000), updates = stored;
         size_t matrices = 0, second = 0;
@@ -234,28 +207,33 @@ TEST_CASE("muon: the layers' matrices are its own, and have no second moments", 
     }
 }
 
-TEST_CASE("muon: frozen matrices stay, a statistic follows the data, shards make the whole update, bit for bit", "[roles]") {
+TEST_CASE("roles: three shards make the whole update, bit for bit; Muon moves matrices otherwise than AdamW, and nothing else", "[roles]") {
     for (bool only : {false, true}) {
-        const Config config = watched(only);
-        const auto trial = [&](int shard, int shards, Optimizer optimizer = Optimizer::muon) {
-            return std::make_unique<Float>(config, 2, 13, 2, 13, Recompute::nothing, shard, shards, Mode::training, size_t(300), optimizer);
-        };
-        const auto whole = trial(0, 1), low = trial(0, 3), middle = trial(1, 3), high = trial(2, 3), adamw = trial(0, 1, Optimizer::adamw);
-        CHECK(whole->gpt.muon.matrices.empty() == only);
-        for (int step : {1, 2}) {
-            {
-                const Threads one(1);   // for the same gradients
-                for (auto* each : {&whole, &low, &middle, &high, &adamw}) (*each)->loss_and_gradients();
+        std::map<Optimizer, std::vector<float>> after;   // the first step
+        const Qwen net(variant_of<CpuLayer, Watcher>, watched(only), Stored::as_computed, Optimizer::muon);
+        for (Optimizer optimizer : {Optimizer::adamw, Optimizer::muon}) {
+            std::deque<Float> trials;   // the whole model, and its shards
+            for (const auto& [shard, shards] : {std::pair{0, 1}, {0, 3}, {1, 3}, {2, 3}})
+                trials.emplace_back(watched(only), 2, 13, 2, 13, Recompute::nothing, shard, shards, Mode::training, size_t(300), optimizer);
+            Float &whole = trials[0], &middle = trials[2];
+            CHECK(whole.gpt.muon.matrices.empty() == (only || optimizer == Optimizer::adamw));
+            for (int step : {1, 2}) {
+                {
+                    const Threads one(1);   // for the same gradients
+                    for (Float& trial : trials) trial.loss_and_gradients();
+                }
+                whole.update({}, step);
+                update_shards<float>({&trials[1], &middle, &trials[3]}, {}, step);
+                CHECK(bit_difference(middle.all(middle.gpt.weights), whole.all(whole.gpt.weights)) == "");
+                if (step == 1) after[optimizer] = whole.all(whole.gpt.weights);
             }
-            for (auto* each : {&whole, &adamw}) (*each)->update({}, step);
-            update_shards<float>({low.get(), middle.get(), high.get()}, {}, step);
-            CHECK(bit_difference(middle->all(middle->gpt.weights), whole->all(whole->gpt.weights)) == "");
-            if (step > 1) continue;
-            for (const Tensor& t : whole->gpt.net.tensors) {
-                INFO(t.name);
-                const std::string moved = bit_difference(whole->of(whole->gpt.weights, t), adamw->of(adamw->gpt.weights, t));
-                CHECK((moved != "") == (t.role == Role::muon));
-            }
+        }
+        for (const Tensor& t : net.tensors) {
+            INFO(t.name);
+            const auto of = [&](Optimizer optimizer) {
+                return std::vector<float>(&after[optimizer][t.slot.offset], &after[optimizer][t.slot.offset] + t.slot.size);
+            };
+            CHECK((bit_difference(of(Optimizer::adamw), of(Optimizer::muon)) != "") == (t.role == Role::muon));
         }
     }
 }

@@ -1,32 +1,16 @@
 // ./tokenize --mask-prompts as a library: prompts and completions become shards with a loss mask.
-#include "data/stream.h"
-#include "data/tokenize_files.h"
 #include "tests/catch.h"
-#include "tests/shards.h"
+#include "tests/tokenizing.h"
 
 namespace {
 
 constexpr int32_t END_OF_TEXT = 256, HIDDEN = -1;
 
-void no_progress(const TokenizeProgress&) {}
-
-TokenizeOptions options_for(const TemporaryFolder& folder) {
-    TokenizeOptions options;
-    options.inputs = {file_in(folder, "a.jsonl")};
-    options.out = file_in(folder, "out");
-    options.name = std::string("x");
+TokenizeOptions masked(const TemporaryFolder& folder) {
+    TokenizeOptions options = options_for(folder, {"a.jsonl"});
     options.val_fraction = 0;
     options.rules.mask_prompts = true;
     return options;
-}
-
-/// Tokens of one split, or the targets: -1 for those that the mask hides.
-std::vector<int32_t> tokens(const TemporaryFolder& folder, const std::string& split, bool as_targets) {
-    const TokenStream stream(file_in(folder, "out/x_" + split + "_*.bin"), 512);
-    std::vector<int32_t> ids(stream.size());
-    stream.copy(0, ids.size(), ids.data());
-    if (as_targets) stream.hide_targets(0, ids.size(), ids.data());
-    return ids;
 }
 
 std::string line(const std::string& prompt, const std::string& completion) {
@@ -57,7 +41,7 @@ std::string lines_of(const std::vector<std::pair<std::string, std::string>>& doc
 TEST_CASE("tokenize: with --mask-prompts completions count as targets, with the end-of-text behind them, and prompts do not") {
     const TemporaryFolder folder;
     write_text(file_in(folder, "a.jsonl"), lines_of(three));
-    const TokenizeReport report = tokenize_files(options_for(folder), no_progress);
+    const TokenizeReport report = tokenize_files(masked(folder), no_progress);
     CHECK(tokens(folder, "train", false) == expected(three, false));
     CHECK(tokens(folder, "train", true) == expected(three, true));
     CHECK(report.manifest.documents == 3);
@@ -71,7 +55,7 @@ TEST_CASE("tokenize: the mask follows its tokens over shards and splits, for any
     std::vector<std::pair<std::string, std::string>> many;
     for (int i = 0; i < 20000; i++) many.push_back({std::string(i % 211, 'p'), std::to_string(i) + std::string(i % 17, 'd')});
     write_text(file_in(folder, "a.jsonl"), lines_of(many));
-    TokenizeOptions options = options_for(folder);
+    TokenizeOptions options = masked(folder);
     options.val_fraction = 0.25;
     options.shard_tokens = 100003;
     options.threads = 1;
@@ -86,14 +70,7 @@ TEST_CASE("tokenize: the mask follows its tokens over shards and splits, for any
     options.out = file_in(folder, "stopped");
     options.threads = 3;
     int stops = 0;
-    for (bool done = false; !done; stops += !done) {
-        uint64_t began = 0;
-        const auto stop = [&](const TokenizeProgress& progress) {
-            if (progress.tokens > 0 && began == 0) began = progress.tokens;
-            if (progress.tokens > began + 250000) fail(Exit::signal, "stopped");
-        };
-        done = error_of([&] { tokenize_files(options, stop); }).code == Exit::done;
-    }
+    while (!run_until(options, 250000)) REQUIRE(++stops < 100);
     CHECK(stops > 0);
     for (const ShardInfo& shard : one.manifest.shards)
         CHECK(file_hash(file_in(folder, "stopped/" + shard.file)) == shard.xxh64);
@@ -103,19 +80,17 @@ TEST_CASE("tokenize: what is no prompt with a completion is refused with file, l
     const TemporaryFolder folder;
     const auto refused = [&](const std::string& text, const std::vector<std::string>& parts, TokenizeOptions options) {
         write_text(file_in(folder, "a.jsonl"), text);
-        const Error error = error_of([&] { tokenize_files(options, no_progress); });
-        CAPTURE(text, error.what());
-        CHECK(error.code == Exit::data);
-        CHECK(says(error, parts));
+        CAPTURE(text);
+        CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), Exit::data, parts));
     };
-    const TokenizeOptions options = options_for(folder);
+    const TokenizeOptions options = masked(folder);
     const std::string good = line("a", "b");
     refused(good + "{\"prompt\": \"a\"}\n", {"a.jsonl:2", "no field \"completion\"", "--mask-prompts"}, options);
     refused(good + "{\"text\": \"a\"}\n", {"a.jsonl:2", "no field \"prompt\""}, options);
     refused(good + "{\"prompt\": [\"a\"], \"completion\": \"b\"}\n",
             {"a.jsonl:2", "\"prompt\" must be a string, it is array"}, options);
     refused(good + good + line("a", ""), {"a.jsonl:3", "completion is empty"}, options);
-    refused(good + "[]\n", {"a.jsonl:2", "a JSON object is expected"}, options);
+    refused(good + "[]\n", {"a.jsonl:2", "is not a JSON object"}, options);
     refused(good + "{\"prompt\": \"a\", \"completion\n", {"a.jsonl:2", "has no end"}, options);
     TokenizeOptions divided = options;
     divided.val_fraction = 0.1;
@@ -129,5 +104,5 @@ TEST_CASE("tokenize: what is no prompt with a completion is refused with file, l
     TokenizeOptions text = options;
     text.inputs.push_back(file_in(folder, "b.txt"));
     const Error error = error_of([&] { tokenize_files(text, no_progress); });
-    CHECK((error.code == Exit::usage && says(error, {"b.txt", "is text, and --mask-prompts reads JSON Lines"})));
+    CHECK(says(error, Exit::usage, {"b.txt", "is text, and --mask-prompts reads JSON Lines"}));
 }

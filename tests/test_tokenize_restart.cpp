@@ -1,22 +1,17 @@
 // ./tokenize as a library: a run that was stopped goes on where it was and ends at the bytes of one that was not.
-#include <atomic>
 #include <fstream>
 #include <random>
 
 #include "data/manifest.h"
-#include "data/tokenize_files.h"
+#include "data/split.h"
 #include "tests/catch.h"
-#include "tests/shards.h"
+#include "tests/tokenizing.h"
 
 namespace {
 
-void no_progress(const TokenizeProgress&) {}
-
 TokenizeOptions options_for(const TemporaryFolder& folder, const std::string& out, int threads = 2) {
-    TokenizeOptions options;
-    options.inputs = {file_in(folder, "a.jsonl"), file_in(folder, "b.txt"), file_in(folder, "c.jsonl")};
+    TokenizeOptions options = options_for(folder, std::vector<std::string>{"a.jsonl", "b.txt", "c.jsonl"});
     options.out = file_in(folder, out);
-    options.name = "x";
     options.shard_tokens = 300000;
     options.threads = threads;
     return options;
@@ -40,18 +35,8 @@ std::string contents(const std::string& folder) {
     return all;
 }
 
-// Stops when the run has got that far beyond where it began; true when it ended before.
-bool run_until(const TokenizeOptions& options, uint64_t tokens) {
-    uint64_t began = 0;
-    const auto stop = [&](const TokenizeProgress& progress) {
-        if (progress.tokens > 0 && began == 0) began = progress.tokens;
-        if (progress.tokens > began + tokens) fail(Exit::signal, "stopped");
-    };
-    return error_of([&] { tokenize_files(options, stop); }).code == Exit::done;
-}
-
 SavedRun progress_in(const TokenizeOptions& options) {
-    const auto run = saved_run_from_json(read_small_file(options.out + "/x_progress.json"));
+    const auto run = saved_run_from_json(read_small_file(options.out + "/x_unfinished/progress.json"));
     REQUIRE(run);
     return *run;
 }
@@ -84,46 +69,13 @@ TEST_CASE("tokenize: stopped at many points it ends at the same bytes, however t
         };
         tokenize_files(with("whole", 2), no_progress);
         const std::string expected = contents(file_in(folder, "whole"));
-        for (int threads = 1; threads <= 2; ++threads) {
+        for (const int threads : {1, 5}) {
             int stops = 0;
             while (!run_until(with("parts", threads), random() % 3000000)) REQUIRE(++stops < 100);
             CHECK(stops > 0);
             CHECK(contents(file_in(folder, "parts")) == expected);
             std::filesystem::remove_all(file_in(folder, "parts"));
         }
-        std::filesystem::remove_all(file_in(folder, "whole"));
-    }
-}
-
-TEST_CASE("tokenize: a document of several shards is gone on with inside, in training and in validation") {
-    const TemporaryFolder folder;
-    const std::string shorter = "{\"text\":\"end\"}\n", longer = "{\"text\":\"" + std::string(3000000, 'b') + "\"}\n";
-    for (const bool validation : {false, true}) {
-        write_text(file_in(folder, "a.jsonl"), validation ? shorter + longer : longer + shorter);
-        TokenizeOptions options = options_for(folder, "whole");
-        options.inputs.resize(1);
-        tokenize_files(options, no_progress);
-        const std::string expected = contents(options.out);
-        // A folder in the way of a later shard: the ones before it are finished.
-        options.out = file_in(folder, "parts");
-        const std::string blocked = validation ? "x_val_000006.bin" : "x_train_000007.bin";
-        const auto block = [&](const TokenizeProgress& progress) {
-            if (progress.bytes_total > 0) std::filesystem::create_directories(options.out + "/" + blocked + ".tmp/in the way");
-        };
-        const Error error = error_of([&] { tokenize_files(options, block); });
-        CHECK(error.code == Exit::data);
-        CHECK(says(error, {blocked}));
-        const SavedRun saved = progress_in(options);
-        CHECK((validation ? saved.val : saved.train).size() == 6);
-        CHECK(saved.written == 1800000);
-        CHECK(saved.documents_before == (validation ? 1 : 0));
-        CHECK_FALSE(saved.complete);
-        std::filesystem::remove_all(options.out + "/" + blocked + ".tmp");
-        std::string note;
-        tokenize_files(options, no_progress, [&](const std::string& sentence) { note = sentence; });
-        CHECK(note.find("resuming where a stopped run ended: ") != std::string::npos);
-        CHECK(contents(options.out) == expected);
-        std::filesystem::remove_all(options.out);
         std::filesystem::remove_all(file_in(folder, "whole"));
     }
 }
@@ -137,15 +89,13 @@ TEST_CASE("tokenize: a run that is stopped leaves the earlier output as it was, 
     const std::string before = contents(options.out);
     write_inputs(folder);
     CHECK_FALSE(run_until(options, 2000000));
-    std::vector<std::string> visible;
-    for (const std::string& name : names_in(options.out))
-        if (!name.ends_with(".tmp")) visible.push_back(name);
-    CHECK(visible == std::vector<std::string>{"x_manifest.json", "x_progress.json", "x_train_000001.bin", "x_val_000000.bin"});
+    const std::vector<std::string> visible = {"x_manifest.json", "x_train_000001.bin", "x_unfinished", "x_val_000000.bin"};
+    CHECK(names_in(options.out) == visible);
     // An earlier command again: it starts over, says so, and clears up.
     write_text(file_in(folder, "b.txt"), "the earlier text");
     std::string note;
     tokenize_files(options, no_progress, [&](const std::string& sentence) { note = sentence; });
-    CHECK(note.find("starts over: input 1, bytes was") != std::string::npos);
+    CHECK(note.find("starts over: it was not made with input 1: ") != std::string::npos);
     CHECK(contents(options.out) == before);
 }
 
@@ -167,22 +117,22 @@ TEST_CASE("tokenize: other options, changed inputs and damaged shards start over
         std::filesystem::remove_all(options.out);
         return found;
     };
-    stopped_then([](TokenizeOptions& next) { next.shard_tokens = 400000; }, "--shard-tokens was 300000, is 400000");
-    stopped_then([](TokenizeOptions& next) { next.val_tokens = 7; }, "--val-tokens was 0, is 7");
+    stopped_then([](TokenizeOptions& next) { next.shard_tokens = 400000; }, "starts over: it was not made with --shard-tokens 400000");
+    stopped_then([](TokenizeOptions& next) { next.val_tokens = 7; }, "starts over: it was not made with --val-tokens 7");
     const auto split = [](TokenizeOptions& next) { next.rules.split_on_blank_line = true; };
-    stopped_then(split, "--split-on-blank-line was not given, is given");
-    stopped_then([](TokenizeOptions& next) { next.inputs.pop_back(); }, "the number of inputs was 3, is 2");
+    stopped_then(split, "starts over: it was not made with --split-on-blank-line 1");
+    stopped_then([](TokenizeOptions& next) { next.inputs.pop_back(); }, "starts over: it was not made with 2 inputs");
     const auto change_shard = [&](const char* bytes) {
         return stopped_then(
             [&](TokenizeOptions& next) {
-                std::fstream(next.out + "/x_train_000001.bin.tmp", std::ios::in | std::ios::out).seekp(5000) << bytes;
+                std::fstream(next.out + "/x_unfinished/x_train_000001.bin", std::ios::in | std::ios::out).seekp(5000) << bytes;
             },
-            "x_train_000001.bin.tmp is not what that run wrote");
+            "x_train_000001.bin is not what that run wrote");
     };
     CHECK(change_shard("damage") == expected);
-    const auto remove_shard = [](TokenizeOptions& next) { std::filesystem::remove(next.out + "/x_train_000001.bin.tmp"); };
+    const auto remove_shard = [](TokenizeOptions& next) { std::filesystem::remove(next.out + "/x_unfinished/x_train_000001.bin"); };
     CHECK(stopped_then(remove_shard, "x_train_000001.bin is missing") == expected);
-    const auto break_record = [](TokenizeOptions& next) { write_text(next.out + "/x_progress.json", "{\"made_by\": 3"); };
+    const auto break_record = [](TokenizeOptions& next) { write_text(next.out + "/x_unfinished/progress.json", "{\"made_by\": 3"); };
     CHECK(stopped_then(break_record, "its record is not readable") == expected);
     const auto more_threads = [](TokenizeOptions& next) { next.threads = 1; };
     CHECK(stopped_then(more_threads, "resuming") == expected);
@@ -198,7 +148,7 @@ TEST_CASE("tokenize: stopped while it gives the shards their names it can do tha
     // A folder in the way of a name: everything is finished, and some shards have theirs.
     std::filesystem::create_directories(options.out + "/x_train_000009.bin/in the way");
     CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), {"x_train_000009.bin", "cannot be renamed to this name"}));
-    CHECK(progress_in(options).complete);
+    CHECK(progress_in(options).train.size() > 9);
     CHECK(std::filesystem::exists(options.out + "/x_train_000008.bin"));
     CHECK_FALSE(std::filesystem::exists(options.out + "/x_manifest.json"));
     std::filesystem::remove_all(options.out + "/x_train_000009.bin");
@@ -206,21 +156,65 @@ TEST_CASE("tokenize: stopped while it gives the shards their names it can do tha
     CHECK(contents(options.out) == expected);
 }
 
+TEST_CASE("tokenize: a stopped run goes on only behind the text that it has read") {
+    const TemporaryFolder folder;
+    const SplitWriterOptions options{.folder = folder.path(), .name = "x", .vocabulary = 257, .shard_tokens = 4};
+    const auto documents = [](const std::string& letters) {   // one of each letter, a token
+        TextBatch batch;
+        batch.text = letters;
+        for (size_t n = 1; n <= letters.size(); ++n) batch.items.push_back({n, n, true, false, n});
+        batch.ids.assign(letters.begin(), letters.end());
+        return batch;
+    };
+    SavedRun stopped;
+    SplitWriter(options, {}, [&](const SavedRun& run) { stopped = run; }).add(documents("abcdefghij"));
+    REQUIRE((stopped.train.size() == 2 && stopped.batches == 0 && stopped.written == 8));
+    const auto error = [&](const std::string& letters) {
+        return error_of([&] {
+            SplitWriter writer(options, stopped, [](const SavedRun&) {});
+            writer.add(documents(letters));
+            writer.finish();
+        });
+    };
+    for (const char* other : {"Xbcdefghij", "abcdefgXij", "abcdefg", ""})
+        CHECK((error(other).code == Exit::data && says(error(other), {"differ from the stopped run's", folder.path()})));
+    CHECK(error("abcdefghij").code == Exit::done);
+    CHECK(error("abcdefgh").code == Exit::done);
+}
+
+TEST_CASE("tokenize: a document of several shards is gone on with inside, in training and in validation") {
+    const TemporaryFolder folder;
+    const SplitWriterOptions options{.folder = folder.path(), .name = "x", .vocabulary = 257, .shard_tokens = 4};
+    for (const bool validation : {false, true}) {
+        TextBatch batch;
+        batch.text = "abcdefghij";
+        batch.items = {{10, 1, !validation, validation, 10}};
+        batch.ids.assign(batch.text.begin(), batch.text.end());
+        SavedRun stopped;
+        SplitWriter(options, {}, [&](const SavedRun& run) { stopped = run; }).add(batch);
+        REQUIRE((stopped.written == 8 && stopped.in_validation == validation));
+        SplitWriter writer(options, stopped, [](const SavedRun&) {});
+        writer.add(batch);
+        const SavedRun& done = writer.finish();
+        const std::vector<ShardInfo>& shards = validation ? done.val : done.train;
+        REQUIRE((shards.size() == 3 && (validation ? done.train : done.val).empty()));
+        int32_t last[2];
+        Shard(file_in(folder, shards[2].file)).copy(0, 2, last);
+        CHECK((shards[2].tokens == 2 && last[0] == 'i' && last[1] == 'j'));
+    }
+}
+
 TEST_CASE("saved_run: what was written is read, anything else is nothing") {
     SavedRun run;
-    run.made_by = {{"--name", "a b"}, {"input 1", "x\xFF.txt"}};
+    run.made_by = "x\xFF.txt";
     run.train = {{"x_train_000001.bin", 7, 1038, "0123456789abcdef"}};
-    run.place = {1, 2, 3, false, "d"};
     run.written = uint64_t{1} << 60;
     const std::string json = saved_run_to_json(run);
     const auto again = saved_run_from_json(json);
     REQUIRE(again);
     CHECK(saved_run_to_json(*again) == json);
     CHECK(again->written == run.written);
-    CHECK(again->split.train_bytes == ~uint64_t{0});
+    CHECK(again->split.divide_at == nowhere);
     for (const char* text : {"", "{}", "[1]", "null", "{\"made_by\":{\"a\":1}}"}) CHECK_FALSE(saved_run_from_json(text));
     CHECK_FALSE(saved_run_from_json(json.substr(0, json.size() / 2)));
-    CHECK(difference({{"a", "1"}}, {{"a", "1"}}).empty());
-    CHECK(difference({{"a", "1"}}, {{"a", "2"}}) == "a was 1, is 2");
-    CHECK(difference({}, {{"a", "2"}}) == "a was not there, is 2");
 }

@@ -5,7 +5,6 @@
 
 #include "data/manifest.h"
 #include "data/stream.h"
-#include "data/tokenizers/nfc.h"
 #include "tests/catch.h"
 #include "tests/shards.h"
 #include "tests/tokenizer_files.h"
@@ -33,11 +32,6 @@ std::string text_of(const json& line) {
     std::string bytes;
     for (size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     return bytes;
-}
-
-std::string nfc_of(const std::string& text) {
-    std::string buffer;
-    return std::string(nfc(text, buffer));
 }
 
 }  // namespace
@@ -149,7 +143,7 @@ TEST_CASE("tokenizers: which token stands in front of documents", "[tokenizer]")
     CHECK(made(file, R"({"eos_token": "</s>"})")->config_json() == R"({"eos_token": "</s>"})");
     CHECK(says(error_of([&] { made(file); }), {"t.json", "<|endoftext|>", "tokenizer_config.json", "eos_token"}));
     CHECK(says(error_of([&] { made(file, R"({"eos_token": "</e>"})"); }), {"t.json", "eos_token </e>"}));
-    CHECK(says(error_of([&] { made(file, "{"); }), {"t.json: its tokenizer_config.json", "not valid JSON"}));
+    CHECK(says(error_of([&] { made(file, "{"); }), {"t.json: its tokenizer_config.json", "not JSON"}));
     file["added_tokens"].push_back(added_token(261, "<|endoftext|>", true));
     CHECK(made(file, R"({"eos_token": "</s>"})")->end_of_text() == 261);
     CHECK(json::parse(made(file)->config_json())["eos_token"] == "<|endoftext|>");
@@ -170,7 +164,7 @@ TEST_CASE("tokenizers: what is not supported is refused with field, value and wh
         {"/pre_tokenizer", nullptr, {"pre_tokenizer is missing or null", "ByteLevel, or a Sequence"}},
         {"/pre_tokenizer", {{"type", "Whitespace"}}, {"pre_tokenizer.type is \"Whitespace\"", "ByteLevel, or a Sequence"}},
         {"/pre_tokenizer/add_prefix_space", nullptr, {"pre_tokenizer.add_prefix_space is missing or null", "true or false"}},
-        {"/pre_tokenizer", sequence(json::array()), {"pretokenizers is a list of 0"}},
+        {"/pre_tokenizer", sequence(json::array()), {"pretokenizers is an array"}},
         {"/pre_tokenizer", sequence({split, split}), {"pretokenizers[1].type is \"Split\""}},
         {"/pre_tokenizer", sequence({{{"type", "Digits"}}, byte_level(true)}), {"[0].type is \"Digits\""}},
         {"/pre_tokenizer", sequence({split, byte_level(false, true)}), {"[1].add_prefix_space is true"}},
@@ -181,13 +175,13 @@ TEST_CASE("tokenizers: what is not supported is refused with field, value and wh
         {"/model/byte_fallback", true, {"model.byte_fallback is true", "false"}},
         {"/model/end_of_word_suffix", "</w>", {"model.end_of_word_suffix is \"</w>\""}},
         {"/model/continuing_subword_prefix", "##", {"model.continuing_subword_prefix is \"##\""}},
-        {"/model/vocab", json::array(), {"model.vocab is a list of 0"}},
+        {"/model/vocab", json::array(), {"model.vocab is an array"}},
         {"/model/vocab/ab", -1, {"model.vocab.ab is -1", "an id"}},
         {"/model/vocab/ab", 4e9, {"model.vocab.ab is 4000000000.0"}},
         {"/model/vocab/ab", 257, {"model.vocab: id 257 is both \"ab\" and \"bc\""}},
         {"/model/merges", nullptr, {"model.merges is missing or null", "a list"}},
         {"/model/merges/1", "b  c", {"model.merges[1] is \"b  c\"", "[\"left\", \"right\"]"}},
-        {"/model/merges/1", {"b"}, {"model.merges[1] is a list of 1"}},
+        {"/model/merges/1", {"b"}, {"model.merges[1] is an array"}},
         {"/model/merges/1", {"b", 7}, {"model.merges[1][1] is 7"}},
         {"/model/merges/1", "b d", {"model.merges[1]: \"b\" and \"d\" need \"bd\""}},
         {"/added_tokens/0/id", 300, {"added_tokens[0].id is 300", "259"}},
@@ -200,9 +194,8 @@ TEST_CASE("tokenizers: what is not supported is refused with field, value and wh
         json file = small_tokenizer();
         file[json::json_pointer(bad.pointer)] = bad.value;
         const Error error = error_of([&] { made(file); });
-        INFO(bad.pointer << ": " << error.what());
-        CHECK(error.code == Exit::data);
-        CHECK(says(error, {"t.json: "}));
+        INFO(bad.pointer);
+        CHECK(says(error, Exit::data, {"t.json: "}));
         CHECK(says(error, bad.expected));
     }
     json without_z = small_tokenizer();
@@ -217,10 +210,8 @@ TEST_CASE("tokenizers: regular expressions that Oniguruma and PCRE2 read differe
                               "\\p{L", "\\x41", "\\1", "a\\"}) {
         json file = small_tokenizer();
         file["pre_tokenizer"] = split_by(regex);
-        const Error error = error_of([&] { made(file); });
-        INFO(regex << ": " << error.what());
-        CHECK(error.code == Exit::data);
-        CHECK(says(error, {"t.json: pre_tokenizer", regex, "not supported"}));
+        INFO(regex);
+        CHECK(says(error_of([&] { made(file); }), Exit::data, {"t.json: pre_tokenizer", regex, "not supported"}));
     }
     json file = small_tokenizer();
     file["pre_tokenizer"] = split_by("(a|b");
@@ -264,18 +255,15 @@ TEST_CASE("open_tokenizer takes a file or a folder and says what is wrong with e
     const TemporaryFolder folder;
     const std::string file = file_in(folder, "tokenizer.json");
     const Error missing = error_of([&] { open_tokenizer(folder.path().string()); });
-    CHECK(missing.code == Exit::usage);
-    CHECK(says(missing, {folder.path().string(), "bytes", "tokenizer.json", "does not exist"}));
+    CHECK(says(missing, Exit::usage, {folder.path().string(), "bytes", "tokenizer.json", "does not exist"}));
     write_text(file, "{\n\"version\": \"1.0\",\n,");
-    CHECK(says(error_of([&] { open_tokenizer(file); }), {file, "not valid JSON", "line 3"}));
+    CHECK(says(error_of([&] { open_tokenizer(file); }), {file, "not JSON", "line 3"}));
     write_text(file, "[]");
-    CHECK(says(error_of([&] { open_tokenizer(file); }), {file + ": the file is a list of 0", "an object"}));
+    CHECK(says(error_of([&] { open_tokenizer(file); }), {file, "is not a JSON object"}));
     write_text(file, small_tokenizer().dump());
     CHECK(open_tokenizer(folder.path().string())->name() == file);
     CHECK(open_tokenizer(file, 260)->vocabulary() == 260);
-    const Error small = error_of([&] { open_tokenizer(file, 259); });
-    CHECK(small.code == Exit::data);
-    CHECK(says(small, {file, "260 ids", "259"}));
+    CHECK(says(error_of([&] { open_tokenizer(file, 259); }), Exit::data, {file, "260 ids", "259"}));
     CHECK_NOTHROW(open_tokenizer("bytes", 257));
 
     write_text(file_in(folder, "x_tokenizer.json"), small_tokenizer().dump());
@@ -298,9 +286,7 @@ TEST_CASE("stream: the tokenizer that the manifest names lies beside it", "[toke
     };
     make("x", "x_tokenizer.json");
     const auto opened = [&](const std::string& glob) { return TokenStream(file_in(folder, glob), 300).tokenizer(); };
-    const Error missing = error_of([&] { opened("x_*.bin"); });
-    CHECK(missing.code == Exit::data);
-    CHECK(says(missing, {"x_manifest.json", "x_tokenizer.json", "not in the same folder"}));
+    CHECK(says(error_of([&] { opened("x_*.bin"); }), Exit::data, {"x_manifest.json", "x_tokenizer.json", "not in the same folder"}));
     write_text(file_in(folder, "x_tokenizer.json"), small_tokenizer().dump());
     CHECK(opened("x_*.bin") == file_in(folder, "x_tokenizer.json"));
     make("y", "y_tokenizer.json");

@@ -1,4 +1,4 @@
-// A training command up to its first step: options, the checkpoint or folder that it starts from, data; and each refusal.
+// A training command up to its first step: options, the checkpoint or folder that it starts from, data, what ranks must share; refusals.
 #include "tests/catch.h"
 
 #include <iostream>
@@ -10,6 +10,7 @@
 #include "model/qwen.h"
 #include "model/run/start.h"
 #include "tests/tiny_run.h"
+#include "tests/tokenizer_files.h"
 
 namespace {
 
@@ -119,11 +120,23 @@ fs::path checkpoint_of(const fs::path& out, const std::string& variant, int64_t 
     return run.save(out, step);
 }
 
+/// The value of a fact that ranks must share when a run with this data starts.
+std::string fact(const Data& data, const std::string& name) {
+    Origin origin;
+    origin.config = preset("qwen-tiny");
+    for (const Fact& fact : facts_of_start(origin, data))
+        if (fact.name.find(name) != std::string::npos) return fact.value;
+    return "no such fact";
+}
+
 }   // namespace
 
 TEST_CASE("train options: what no option takes is refused by its name", "[options]") {
     const Case cases[] = {
         {"asga", "--batchsize 4", "did you mean --batch-size?"},
+        {"asga_no_geometry", "--asga-hiden 8", "did you mean --asga-hidden?"},
+        {"causal", "--atention psa", "did you mean --attention?"},
+        {"causal", "--moba-block 64", "unknown option --moba-block"},
         {"asga", "--steps many", "--steps"},
         {"asga", "--steps 1.5", "1.5 is not a whole number"},
         {"asga", "--lr nan", "--lr"},
@@ -137,7 +150,6 @@ TEST_CASE("train options: what no option takes is refused by its name", "[option
         {"causal", "--eval-log x.jsonl", "--eval-log requires --evaluate"},
         {"causal", "--eval-out x.jsonl", "--eval-out requires --evaluate"},
         {"causal", "--evaluate --eval-out x --eval-log ./x", "is the file of --eval-log"},
-        {"causal", "--mask-layer 1", "--mask-layer requires --show-mask"},
         {"causal", "--document-positions 1", "requires --document-mask 1"},
         {"causal", "--resume --checkpoint x", "give one"},
         {"causal", "--attention psa", "requires --evaluate"},
@@ -168,26 +180,8 @@ TEST_CASE("train options: --help has groups, and only what works in this trainer
     }
     CHECK(has(help_of("sinks"), "--window"));
     CHECK_FALSE(has(help_of("causal"), "--window"));
-}
-
-TEST_CASE("train options: what --help leaves out is still accepted", "[options]") {
-    parsed("causal", {"--window", "3", "--dense-until", "4"});
+    parsed("causal", {"--window", "3", "--dense-until", "4"});   // hidden, but accepted
     parsed("asga", {"--attention", "trained"});
-}
-
-TEST_CASE("train options: an unknown option names the trainer that has it, or the nearest one", "[options]") {
-    const Error error = error_of([] { parsed("causal", {"--moba-block", "64"}); });
-    CHECK(error.code == Exit::usage);
-    CHECK(error.what() == std::string("unknown option --moba-block; options that begin with --moba belong to ./train_moba"));
-    const Case cases[] = {
-        {"causal", "--deepseek-sparse-top-k=3", "belong to ./train_deepseek_sparse"},
-        {"seer", "--sinks 3", "belong to ./train_sinks"},
-        {"asga", "--asga-hiden 8", "did you mean --asga-hidden?"},
-        {"asga_no_geometry", "--asga-hiden 8", "did you mean --asga-hidden?"},
-        {"causal", "--atention psa", "did you mean --attention?"},
-        {"asga", "--windows 3", "unknown option --windows"},
-    };
-    for (const auto& [variant, words, part] : cases) refuses(Exit::usage, variant, words_of(words), part);
 }
 
 TEST_CASE("train options: a file for --config takes zeros, comments and quotes as they are meant", "[options]") {
@@ -299,7 +293,7 @@ TEST_CASE("train options: data that is missing, short or another model's ends a 
     refused({"--train-data", in("wide.bin")}, "is 512, but the vocabulary has 512 ids");
     refused({"--batch-size", "8"}, "are fewer than one validation batch of 256 tokens");
     refused({"--eval-data", in("items.jsonl")}, "items.jsonl:1: an answer is empty");
-    refuses(Exit::usage, "causal", small.with({"--evaluate", "--eval-data", in("good.jsonl"), "--eval-out", in("./good.jsonl")}), "is one of --eval-data");
+    refuses(Exit::usage, "causal", small.with({"--evaluate", "--eval-data", in("good.jsonl"), "--eval-out", in("./good.jsonl")}), "is the file of --eval-data");
 
     CHECK_NOTHROW(started("causal", small.with("--document-mask 1 --val-every 0")));   // token 256 is in the training data alone
     refused({"--document-mask", "1"}, "val.bin: the first 200 tokens are of one document (none is 256");
@@ -309,13 +303,11 @@ TEST_CASE("train options: schedules, and the options that a resumed run changes"
     const SmallData small;
     const Schedule cools = started("causal", small.with("--schedule wsd --steps 100 --lr 0.5 --warmup-steps 10")).data.schedule;
     CHECK((cools.rate(9) == 0.5 && cools.rate(79) == 0.5 && cools.rate(80) == 0.5 && cools.rate(81) < 0.5 && cools.cooldown == 20));
-    CHECK(describe(cools) == "0.5, in the last 20 steps 1 - sqrt to 0.05");
     CHECK(started("causal", small.with("--schedule constant --steps 100")).data.schedule.rate(99) == 1e-3);
     refuses(Exit::usage, "causal", small.with("--schedule wsd --steps 100 --cooldown-frac 0.96"),
             "--cooldown-frac 0.96 is 96 of 100 steps, which with 5 of warm-up is longer than the run");
     refuses(Exit::usage, "causal", small.with("--schedule cosin"), "--schedule");
     refuses(Exit::usage, "causal", small.with("--schedule wsd --cooldown-frac 0"), "give --schedule constant");
-    CHECK(changes_of_schedule("schedule=\"wsd\"\n", "lr=0.001\n") == "--schedule \"wsd\" (\"cosine\")");
     const std::string before = "lr=0.001\nsteps=10\nschedule=\"cosine\"\nout=\"x\"\n";
     CHECK(changes_of_schedule("lr=1e-3\nsteps=10\nschedule=\"cosine\"\nout=\"y\"\nbeta1=0.9\n", before) == "");
     CHECK(changes_of_schedule("lr=0.002\nsteps=20\nschedule=\"wsd\"\n", before) == "--steps 20 (10), --lr 0.002 (0.001), --schedule \"wsd\" (\"cosine\")");
@@ -337,9 +329,9 @@ TEST_CASE("train options: a run is resumed as it was, and begins from others' we
     refused(Exit::checkpoint, "asga", "--out /none --model " + causal, "is a checkpoint of causal");
     refused(Exit::checkpoint, "asga", "--model " + asga + " --out /none --dense-layers 1", "is a checkpoint of asga, and this program trains asga,causal");
     refused(Exit::checkpoint, "asga", "--resume --allow-new-tensors", "another --out");
-    refused(Exit::checkpoint, "asga", "--allow-new-tensors --checkpoint " + causal, "another --out");
+    refused(Exit::checkpoint, "asga", "--allow-new-tensors --out /none --checkpoint " + causal, "another --out");
 
-    const Start adapted = started("asga", small.with("--out /none --allow-new-tensors --checkpoint " + causal));
+    const Start adapted = started("asga", small.with("--out /none --allow-new-tensors --model " + causal));
     CHECK((!adapted.origin.resume_from && adapted.origin.weights_from == fs::path(causal) && adapted.origin.config.variant == "asga"));
     CHECK(adapted.printed.find("asga starts from its weights") != std::string::npos);
     const Start fresh = started("causal", small.with("--resume --out " + (small.folder / "new").string()));
@@ -377,4 +369,19 @@ TEST_CASE("train options: a checkpoint that is a link is of its run, and one who
     CHECK_FALSE(is_of_run(run / step, (small.folder / "other").string()));
     fs::remove_all(elsewhere);
     refuses(Exit::checkpoint, "causal", small.with("--resume"), "is a link to " + (elsewhere / step).string() + ", which is not there");
+}
+
+TEST_CASE("tokenizers whose ids or config differ are different facts") {
+    nlohmann::json file = small_tokenizer();
+    const auto fact_of = [&](const std::string& config) {
+        Data data;
+        data.tokenizer = made(file, config);
+        return fact(data, "the tokenizer");
+    };
+    const std::string config = "{\"eos_token\": \"<|endoftext|>\"}", held = fact_of(config);
+    CHECK(fact_of(config) == held);
+    CHECK(fact_of(config + " ") != held);
+    std::swap(file["model"]["vocab"]["ab"], file["model"]["vocab"]["abc"]);
+    CHECK(fact_of(config) != held);
+    CHECK(fact(Data(), "the tokenizer") == "none");
 }

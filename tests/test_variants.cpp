@@ -19,6 +19,7 @@ TEST_CASE("variants: are found by their names; another name is refused with thos
     const Error error = error_of([] { named("casual"); });
     CHECK(error.code == Exit::usage);
     for (const Variant* variant : all_variants()) CHECK(says(error, {variant->name}));
+    CHECK(error_of([] { named("causal", {}); }).code == Exit::usage);
 }
 
 TEST_CASE("variants: a trainer's own is the one beside causal, or causal", "[variants]") {

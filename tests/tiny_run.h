@@ -1,6 +1,5 @@
 // A run with little to save, and what tests of its checkpoints ask.
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -39,10 +38,11 @@ struct TinyRun {
         state.tokens = 12345, state.seed = UINT64_MAX, state.data_rows = 77, state.options_json = R"({"--lr":0.1})";
         state.last_loss = 1.0 / 3, state.last_val_loss = std::nan("");
     }
-    fs::path save(const fs::path& out_dir, int64_t step) {
+    fs::path save(const fs::path& out_dir, int64_t step) { return save(out_dir, step, open_tokenizer("bytes").get()); }
+    fs::path save(const fs::path& out_dir, int64_t step, const Tokenizer* tokenizer, const fs::path& from = {},
+                  const RunFacts& facts = {}) {
         state.step = step;
-        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state,
-                               open_tokenizer("bytes").get()).path;
+        return save_checkpoint(out_dir, config, list, weights.data(), exp_avg.data(), exp_avg_sq.data(), state, tokenizer, from, facts);
     }
 };
 

@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "data/tokenizers/bpe_tokenizer.h"
+#include "data/tokenizers/nfc.h"
+#include "data/tokenizers/tokenizer.h"
 #include "data/tokenizers/utf8.h"
 
 inline nlohmann::json added_token(int id, const std::string& content, bool special, bool normalized = false) {
@@ -48,4 +49,9 @@ inline std::vector<uint32_t> ids_of(const Tokenizer& tokenizer, std::string_view
 
 inline std::string text_of(const Tokenizer& tokenizer, const std::vector<uint32_t>& ids) {
     return tokenizer.decode(std::vector<int32_t>(ids.begin(), ids.end()));
+}
+
+inline std::string nfc_of(const std::string& text) {
+    std::string buffer;
+    return std::string(nfc(text, buffer));
 }

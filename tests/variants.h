@@ -2,9 +2,25 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attention/layer_of.h"
 #include "tests/catch.h"
+
+/// Small values that make a setting matter within two hundred tokens. A range that begins above some of them has its lowest value for
+/// them, and one of a few whole numbers (forms by number) its highest too. Blocks have one tile or two; numbers of tokens are a tile, too.
+inline std::vector<double> small_values(const Setting& setting) {
+    if (setting.step == TILE) return {TILE, 2 * TILE};
+    std::vector<double> candidates = setting.step == REAL ? std::vector<double>{0, 0.1, 0.5, 2} : std::vector<double>{0, 1, 4, 20};
+    if (setting.step == WHOLE && setting.of_sequence) candidates.push_back(TILE);
+    std::vector<double> values;
+    for (double candidate : candidates)
+        if (candidate >= setting.lowest && candidate <= setting.highest) values.push_back(candidate);
+    const bool has_lowest = !values.empty() && values.front() == setting.lowest;
+    if (values.size() < candidates.size() && !has_lowest) values.insert(values.begin(), setting.lowest);
+    if (setting.step == WHOLE && setting.highest < 4 && values.back() < setting.highest) values.push_back(setting.highest);
+    return values;
+}
 
 /// A test case with the name of one of the variants in front of its own.
 class CaseOfVariant : public Catch::ITestInvoker {

@@ -4,7 +4,9 @@
 //     past blocks   rows of queries and keys by blocks (document_blocks.h), which begin with tiles; tokens of a document's first block
 //                   have none
 #pragma once
-#include "attention/blocks/token_blocks.cuh"
+#include "attention/blocks/document_blocks.h"
+#include "attention/blocks/forced_blocks.h"
+#include "attention/blocks/more_rows.cuh"
 
 /// Keys up to the query in its own block.
 struct OwnBlock : ForcedBlocks {

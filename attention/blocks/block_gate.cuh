@@ -72,32 +72,30 @@ struct FirstBlock {
     constexpr int operator()(int b, int r) const { return s.first(b, r); }
 };
 
-/// Kept from the forward pass for the backward pass, in W = Wide<X>.
+/// Results of the gate before its scores, or gradients of them.
 template <class W>
-struct GateMemory {
+struct GateArrays {
     W* query_inputs;   // (B, NH, N, HS) Qp
     W* key_inputs;     // (B, NKV, N, 3 HS) Kp
-    int* extremes;     // (B, NKV, N, 2, HS) the tokens with the largest and the smallest k
     W* queries;        // (B, NH, N, HS) qg
     W* keys;           // (B, NKV, N, HS) kg
-    W* scores;         // (B, NH, N, N); undefined for c >= r and for other documents
 
-    GateMemory(BumpAllocator& allocator, const GateShape& s) {
-        const size_t q = size_t(s.B) * s.NH * s.blocks(), k = size_t(s.B) * s.NKV * s.blocks();
-        query_inputs = allocator.take<W>(q * s.HS), key_inputs = allocator.take<W>(k * 3 * s.HS);
-        extremes = allocator.take<int>(k * 2 * s.HS);
-        queries = allocator.take<W>(q * s.HS), keys = allocator.take<W>(k * s.HS), scores = allocator.take<W>(q * s.blocks());
+    GateArrays(BumpAllocator& allocator, const GateShape& s) {
+        const size_t q = size_t(s.B) * s.NH * s.blocks() * s.HS, k = size_t(s.B) * s.NKV * s.blocks() * s.HS;
+        query_inputs = allocator.take<W>(q), key_inputs = allocator.take<W>(3 * k);
+        queries = allocator.take<W>(q), keys = allocator.take<W>(k);
     }
 };
 
-/// Gradients of the arrays of the same names in GateMemory, with the same layout.
+/// Kept from the forward pass for the backward pass, in W = Wide<X>.
 template <class W>
-struct GateGradients {
-    W *query_inputs, *key_inputs, *queries, *keys;
-    GateGradients(BumpAllocator& allocator, const GateShape& s) {
-        const size_t q = size_t(s.B) * s.NH * s.blocks(), k = size_t(s.B) * s.NKV * s.blocks();
-        query_inputs = allocator.take<W>(q * s.HS), key_inputs = allocator.take<W>(k * 3 * s.HS);
-        queries = allocator.take<W>(q * s.HS), keys = allocator.take<W>(k * s.HS);
+struct GateMemory : GateArrays<W> {
+    int* extremes;   // (B, NKV, N, 2, HS) the tokens with the largest and the smallest k
+    W* scores;       // (B, NH, N, N); undefined for c >= r and for other documents
+
+    GateMemory(BumpAllocator& allocator, const GateShape& s) : GateArrays<W>(allocator, s) {
+        extremes = allocator.take<int>(size_t(s.B) * s.NKV * s.blocks() * 2 * s.HS);
+        scores = allocator.take<W>(size_t(s.B) * s.NH * s.blocks() * s.blocks());
     }
 };
 
@@ -132,14 +130,14 @@ constexpr void pool_query(const GateMemory<W>& to, const X* q_pre, size_t row, c
 
 /// The gradient of element d of one token's query, from the pooled query that it is part of.
 template <class W>
-constexpr W dquery(const GateGradients<W>& g, const GateShape& s, int b, int t, int h, int d) {
+constexpr W dquery(const GateArrays<W>& g, const GateShape& s, int b, int t, int h, int d) {
     const int r = s.number(b, t) + (s.query == GateQuery::previous);
     const GateShape::Span of = r < s.blocks() ? s.pooled(b, r) : GateShape::Span{0, 0};
     return of.has(t) ? g.query_inputs[s.of_query(b, h, r) * s.HS + d] / W(of.count) : W(0);
 }
 
 template <class W>
-constexpr W dkey(const GateGradients<W>& g, const GateMemory<W>& of, const GateShape& s, int b, int t, int kv, int d) {
+constexpr W dkey(const GateArrays<W>& g, const GateMemory<W>& of, const GateShape& s, int b, int t, int kv, int d) {
     const int c = s.number(b, t), first = s.keys_begin(b, c);
     if (first < 0 || !GateShape::Span{first, s.block}.has(t)) return 0;
     const size_t at = s.of_key(b, kv, c);
@@ -149,62 +147,38 @@ constexpr W dkey(const GateGradients<W>& g, const GateMemory<W>& of, const GateS
     return sum;
 }
 
+/// Rows are (b, block, query or key head).
 template <class X>
-void pool(CPU, const GateMemory<X>& memory, const LayerInputs<X>& in, const GateShape& s) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int n = 0; n < s.blocks(); n++) {
-            for (int h = 0; h < s.NH; h++)
-                for (int d = 0; d < s.HS; d++) pool_query(memory, in.q_pre, in.qk_row, s, b, h, n, d);
-            for (int kv = 0; kv < s.NKV; kv++)
-                for (int d = 0; d < s.HS; d++) pool_key(memory, in.k_pre, in.qk_row, s, b, kv, n, d);
-        }
-}
-
-/// dq_pre and dk_pre overwritten.
-template <class X>
-void pool_backward(CPU, X* dq_pre, X* dk_pre, size_t row, const GateGradients<X>& g, const GateMemory<X>& memory,
-                   const GateShape& s) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int t = 0; t < s.T; t++) {
-            const size_t token = (size_t(b) * s.T + t) * row;
-            for (int n = 0; n < s.NH * s.HS; n++) dq_pre[token + n] = dquery(g, s, b, t, n / s.HS, n % s.HS);
-            for (int n = 0; n < s.NKV * s.HS; n++) dk_pre[token + n] = dkey(g, memory, s, b, t, n / s.HS, n % s.HS);
-        }
-}
-
-#ifdef WITH_GPU
-
-/// Block (n, head, b): block n of query head `head`, or of key head head - NH; one thread per element.
-template <class X>
-__global__ void pool_kernel(const GateMemory<float> to, const X* q_pre, const X* k_pre, size_t row, const GateShape s) {
-    const int n = blockIdx.x, head = blockIdx.y, b = blockIdx.z;
-    for (int d = threadIdx.x; d < s.HS; d += blockDim.x) {
+struct PoolBlocks {
+    GateMemory<Wide<X>> to;
+    const X *q_pre, *k_pre;
+    size_t row;
+    GateShape s;
+    constexpr void operator()(unsigned at, int d) const {
+        const int heads = s.NH + s.NKV, head = int(at) % heads, n = int(at) / heads % s.blocks(), b = int(at) / heads / s.blocks();
         if (head < s.NH) pool_query(to, q_pre, row, s, b, head, n, d);
         else pool_key(to, k_pre, row, s, b, head - s.NH, n, d);
     }
-}
-template <class X>
-void pool(GPU device, const GateMemory<float>& memory, const LayerInputs<X>& in, const GateShape& s) {
-    launch(device, pool_kernel<X>, Grid(s.blocks(), s.NH + s.NKV, s.B), 64, 0, memory, in.q_pre, in.k_pre, in.qk_row, s);
+};
+template <class Device, class X>
+void pool(Device device, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in, const GateShape& s) {
+    each_element(device, size_t(s.B) * s.blocks() * (s.NH + s.NKV), s.HS, PoolBlocks<X>{memory, in.q_pre, in.k_pre, in.qk_row, s});
 }
 
-/// Block (t, b), one thread per element.
+/// Rows are tokens; dq_pre and dk_pre are overwritten.
 template <class W>
-__global__ void pool_backward_kernel(W* dq_pre, W* dk_pre, size_t row, const GateGradients<W> g, const GateMemory<W> memory,
-                                     const GateShape s) {
-    const int t = blockIdx.x, b = blockIdx.y;
-    const size_t token = (size_t(b) * s.T + t) * row;
-    for (int n = threadIdx.x; n < s.NH * s.HS; n += blockDim.x) dq_pre[token + n] = dquery(g, s, b, t, n / s.HS, n % s.HS);
-    for (int n = threadIdx.x; n < s.NKV * s.HS; n += blockDim.x) dk_pre[token + n] = dkey(g, memory, s, b, t, n / s.HS, n % s.HS);
-}
-inline void pool_backward(GPU device, float* dq_pre, float* dk_pre, size_t row, const GateGradients<float>& g,
-                          const GateMemory<float>& memory, const GateShape& s) {
-    launch(device, pool_backward_kernel<float>, Grid(s.T, s.B), 256, 0, dq_pre, dk_pre, row, g, memory, s);
-}
-
-#endif
+struct PoolBackward {
+    W *dq_pre, *dk_pre;
+    size_t row;
+    GateArrays<W> g;
+    GateMemory<W> memory;
+    GateShape s;
+    constexpr void operator()(unsigned token, int n) const {
+        const int b = int(token) / s.T, t = int(token) % s.T, head = n / s.HS, d = n % s.HS, m = n - s.NH * s.HS;
+        if (m < 0) dq_pre[token * row + n] = dquery(g, s, b, t, head, d);
+        else dk_pre[token * row + m] = dkey(g, memory, s, b, t, head - s.NH, d);
+    }
+};
 
 /// An array (B, heads, N, width) as factors; `together` consecutive heads make one matrix of together * N rows.
 template <class W>
@@ -276,7 +250,7 @@ void gate_scores(Device device, const GateMemory<Wide<X>>& memory, const LayerIn
 /// Computes dq_pre and dk_pre (token stride LayerInputs::qk_row, overwritten) and dwq, dwk (added to) from dscores (B, NH, N, N),
 /// which are zero for c >= r.
 template <class Device, class X>
-void gate_scores_backward(Device device, const GateGradients<Wide<X>>& g, Wide<X>* dq_pre, Wide<X>* dk_pre, Wide<X>* dwq,
+void gate_scores_backward(Device device, const GateArrays<Wide<X>>& g, Wide<X>* dq_pre, Wide<X>* dk_pre, Wide<X>* dwq,
                           Wide<X>* dwk, const Wide<X>* dscores, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in,
                           const X* wq, const X* wk, const GateShape& s) {
     using W = Wide<X>;
@@ -295,5 +269,5 @@ void gate_scores_backward(Device device, const GateGradients<Wide<X>>& g, Wide<X
                    head_weights(wq, HS, HS), {s.B, s.NH, N, HS, HS}, W(1), Write::overwrite);
     small_products(device, block_product(g.key_inputs, s.NKV, N, 3 * HS), block_rows(g.keys, s.NKV, N, HS),
                    head_weights(wk, HS, 3 * HS), {s.B, s.NKV, N, 3 * HS, HS}, W(1), Write::overwrite);
-    pool_backward(device, dq_pre, dk_pre, in.qk_row, g, memory, s);
+    each_element(device, size_t(s.B) * s.T, (s.NH + s.NKV) * HS, PoolBackward<W>{dq_pre, dk_pre, in.qk_row, g, memory, s});
 }

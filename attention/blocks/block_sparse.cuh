@@ -7,11 +7,10 @@
 // calls is split in two (block_documents.cuh).
 #pragma once
 #include "attention/blocks/dense_map.cuh"
+#include "attention/blocks/naive_blocks.h"
 #include "attention/gates/head_gate.cuh"
 #include "attention/gates/row_gate.cuh"
 #include "attention/kernel/layer.h"
-#include "attention/masks/gate_training.h"
-#include "attention/masks/select.cuh"
 
 /// Use of the scores.
 enum class BlockMask {
@@ -20,7 +19,7 @@ enum class BlockMask {
     soft_hard,  // the chosen ones are visited, and log sigmoid(score) is added
 };
 
-/// Base of the variants, which fill the options from their settings and declare the tensors.
+/// Base of seer and adaptive_sparse, whose constructors read the settings that only one of them has.
 struct BlockSparse : Policy {
     static constexpr Traits traits{.own_passes = true, .reads_qk_pre = true, .has_auxiliary_loss = true, .gates_output = true,
                                    .tokens_choose = true};   // blocks by score, a block's extreme tokens, heads by a threshold
@@ -36,7 +35,22 @@ struct BlockSparse : Policy {
     Slot wq, wk;                   // (NH, HS, HS), (NKV, HS, 3 HS)
     Slot head_weight, head_bias;   // (NH, 2 HS), (NH)
 
-    BlockSparse(const Config& config, int layer) : Policy(config, layer), NH(config.NH), NKV(config.NKV), HS(config.HS) {}
+    /// From the settings "NAME_block" and so on, which both variants have.
+    BlockSparse(const Config& config, int layer, const std::string& name)
+        : Policy(config, layer), NH(config.NH), NKV(config.NKV), HS(config.HS) {
+        auto value = [&](const char* key) { return config.setting(name + key); };
+        block = int(value("_block")), query = GateQuery(int(value("_query")));
+        choice.top = int(value("_top_k")), choice.leading = int(value("_sink"));
+        choice.threshold = value("_threshold") > 0 ? float(value("_threshold")) : -1;
+        gate_training = GateTraining(int(value("_distil")));
+        distil_weight = float(value("_distil_weight")), distil_skip = float(value("_distil_skip"));
+    }
+
+    /// `prefix` ends with the variant's name.
+    void declare(TensorList& list, const std::string& prefix) {
+        wq = list.add(prefix + ".w_gq", {NH, HS, HS}, normal(0.02), Decay::yes);
+        wk = list.add(prefix + ".w_gk", {NKV, HS, 3 * HS}, normal(0.02), Decay::yes);
+    }
 
     bool gates_heads() const { return head_threshold >= 0 && gate_training != GateTraining::gate_only; }
 
@@ -56,18 +70,10 @@ struct BlockSparse : Policy {
 
     /// Exact with top_k. With a threshold the choice depends on the data, and dense attention is the upper bound.
     PairCount expected_pairs(int heads, int T) const {
-        const bool sparse = chooses() && choice.threshold < 0;
-        const GateShape s{1, T, heads, NKV, HS, block, query};
-        PairCount count;
-        for (int h = 0; h < heads; h++)
-            for (int r = 0; r < s.blocks(); r++) {
-                const double rows = s.tokens(0, r), tiles = tiles_of(s.tokens(0, r));
-                const int forced = std::min(choice.leading, r);
-                const int past = sparse && h >= dense() ? forced + std::min(choice.top, r - forced) : r;
-                count.pairs += rows * past * block + rows * (rows + 1) / 2;
-                count.tiles += tiles * past * (block / TILE) + tiles * (tiles + 1) / 2;
-            }
-        return count;
+        const int sparse = chooses() && choice.threshold < 0 ? heads - std::min(heads, dense()) : 0;
+        const PairCount all = expected_block_pairs({*this, block, INT_MAX, 1}, 0, heads - sparse, T);
+        const PairCount some = expected_block_pairs({*this, block, choice.leading, 1}, choice.top, sparse, T, true);
+        return {all.pairs + some.pairs, all.tiles + some.tiles};
     }
 
     /// The dense pass that teaches the gate while attention is sparse, or replaces it.
@@ -81,42 +87,46 @@ struct BlockSparse : Policy {
 
     int dense() const { return choice.dense_heads; }
     bool distils() const { return gate_training != GateTraining::off; }
-    GateShape gate_shape(const LayerShape& s) const { return {s.B, s.T, NH, NKV, HS, block, query}; }
-    template <class X>
-    GateShape gate_shape(const LayerInputs<X>& in) const {
-        return {in.B, in.T, NH, NKV, HS, block, query, in.documents};
+    GateShape gate_shape(const LayerShape& s, const Documents& documents = {}) const {
+        return {s.B, s.T, NH, NKV, HS, block, query, documents};
     }
     HeadGate head_gate_options() const { return {head_weight.offset, head_bias.offset, head_threshold, straight_through, dense()}; }
 
     template <class X>
     size_t kept_bytes(const LayerShape& shape) const {
-        return Kept<Wide<X>>(*this, nullptr, shape).bytes;
+        return Kept<Wide<X>>(*this, nullptr, shape).allocator.bytes();
     }
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& shape) const {
-        return std::max(ForwardScratch<X, Device>(device, *this, nullptr, shape).bytes,
-                        BackwardScratch<X, Device>(device, *this, nullptr, shape).bytes);
+        return std::max(ForwardScratch<X, Device>(device, *this, nullptr, shape).allocator.bytes(),
+                        BackwardScratch<X, Device>(device, *this, nullptr, shape).allocator.bytes());
     }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
-        const GateShape s = gate_shape(in);
+        const GateShape s = gate_shape(in, in.documents);
         const Kept<Wide<X>> kept(*this, state.kept, in);
         const ForwardScratch<X, Device> scratch(device, *this, workspace, in);
         gate_scores(device, kept.gate, in, weights + wq.offset, weights + wk.offset, s);
-        if (query == GateQuery::oracle)
-            scores_of_map(device, kept.gate.scores, dense_map(device, in, state, kept, scratch, Statistics<X>{}), s);
-        if (distils()) distil_from_dense(device, in, state, kept, scratch, statistics);
-        else if (state.score_inputs.auxiliary)
-            sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, in.B * in.NH, 0);
+        Wide<X>*const scores = kept.gate.scores, *const auxiliary = state.score_inputs.auxiliary;
+        const BlockLists lists{scratch.block_count, scratch.blocks, kept.count, kept.list};
+        if (distils() || query == GateQuery::oracle) {
+            const DenseMap<Wide<X>> map =
+                scratch.teacher.map(device, PlainTiles(*this), in, state, statistics, s, lists, scratch.of_documents);
+            if (distils())
+                distil(device, kept.distilled, scratch.teacher.divergences, scores,
+                       BlockTeacher<Wide<X>>{map, s, {distil_weight, dense(), distil_skip}});
+            else each_element(device, size_t(in.B) * NH * s.blocks(), s.blocks(), ScoresOfMap<Wide<X>>{scores, map, s});
+        }
+        if (auxiliary) sum_divergences(device, auxiliary, scratch.teacher.divergences, in.B * NH, distils() ? s.blocks() : 0);
         if (gate_training == GateTraining::gate_only) return;   // the layer's output is the dense call's
 
         if (gates_heads()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
-        if (lists(in))
-            list_tiles(device, block_lists(kept, scratch), kept.biases, static_cast<const Wide<X>*>(kept.gate.scores), NH,
+        if (has_lists(in))
+            list_tiles(device, lists, kept.biases, static_cast<const Wide<X>*>(scores),
                        mask == BlockMask::soft ? TileChoice{.dense_heads = NH} : choice, {s, dense()});
-        else spread_blocks(device, nullptr, nullptr, kept.biases, nullptr, nullptr, kept.gate.scores, {s, dense()});
+        else spread_blocks(device, {}, kept.biases, static_cast<const Wide<X>*>(scores), {s, dense()});
         const AttentionForward<X> a = sparse_arguments(in, state, kept, statistics);
         if (kept.biases) attend(device, BiasedTiles(*this), a, scratch);
         else attend(device, PlainTiles(*this), a, scratch);
@@ -126,7 +136,7 @@ struct BlockSparse : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         using W = Wide<X>;
-        const GateShape s = gate_shape(in);
+        const GateShape s = gate_shape(in, in.documents);
         const Kept<W> kept(*this, state.kept, in);
         const BackwardScratch<X, Device> scratch(device, *this, workspace, in);
         AttentionBackward<X> g{};
@@ -137,7 +147,8 @@ struct BlockSparse : Policy {
         if (kept.biases) attend_backward(device, BiasedTiles(*this), a, g, scratch);
         else attend_backward(device, PlainTiles(*this), a, g, scratch);
 
-        gather_dscores(device, scratch.dscores, scratch.dbiases, kept.gate.scores, kept.distilled, more.dloss, {s, dense()});
+        each_element(device, size_t(in.B) * NH * s.blocks(), s.blocks(),
+                     GatherDscores<W>{scratch.dscores, scratch.dbiases, kept.gate.scores, kept.distilled, more.dloss, {s, dense()}});
         gate_scores_backward(device, scratch.gate, more.dq_pre, more.dk_pre, more.dweights + wq.offset, more.dweights + wk.offset,
                              scratch.dscores, kept.gate, in, weights + wq.offset, weights + wk.offset, s);
         if (gates_heads())
@@ -145,9 +156,34 @@ struct BlockSparse : Policy {
                                scratch.heads);
     }
 
+    // ---- the formulas without the above
+
+    template <class X>
+    void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
+        const int N = (in.T + block - 1) / block;
+        std::vector<X> scores;
+        if (gate_training != GateTraining::gate_only)
+            scores = query == GateQuery::oracle ? naive_dense_map(in, block, block)
+                                                : naive_block_scores(in, weights + wq.offset, weights + wk.offset, block, query);
+        auto modify = [&](int b, int h, int i, int j, X a) {
+            const int r = i / block, c = j / block;
+            if (gate_training == GateTraining::gate_only || h < dense() || c == r) return a;
+            const X* row = &scores[((size_t(b) * NH + h) * N + r) * N];
+            if (mask != BlockMask::soft && !naive_choice(row, choice, r)[c]) return -X(INFINITY);
+            return mask == BlockMask::hard ? a : a - std::log(1 + std::exp(-row[c]));
+        };
+        dense_softmax(in, out, modify, [](int, int i, int j) { return j <= i; });
+        for (int n = 0; n < in.B * in.T * NH && gates_heads(); n++) {
+            const int h = n % NH, b = n / NH / in.T, t = n / NH % in.T;
+            const X* w = weights + head_weight.offset + size_t(h) * 2 * HS;
+            const X u = dot(w, in.query(in.q_pre, b, t, h), HS) + dot(w + HS, in.key(in.k_pre, b, t, h), HS);
+            const X s = 1 / (1 + std::exp(-u - weights[head_bias.offset + h]));
+            for (int d = 0; d < HS && h >= dense(); d++) out[size_t(n) * HS + d] *= s >= head_threshold ? s : X(0);
+        }
+    }
+
 protected:
     static constexpr int LARGEST_BLOCK = 4096;   // tokens
-    static float threshold(double setting) { return setting > 0 ? float(setting) : -1; }   // 0: off
 
 private:
     static size_t tile_pairs(const LayerShape& s) { return size_t(s.B) * s.NH * tiles_of(s.T) * tiles_of(s.T); }
@@ -157,14 +193,13 @@ private:
 
     /// Whether the sparse call has lists of tiles. With documents it is two calls, the second over past blocks of the document alone.
     template <class X>
-    bool lists(const LayerInputs<X>& in) const {
+    bool has_lists(const LayerInputs<X>& in) const {
         return chooses() || (in.documents && gate_training != GateTraining::gate_only);
     }
 
     /// Kept from the forward to the backward pass. Null where the options do not need it.
     template <class W>
     struct Kept {
-        size_t bytes;
         BumpAllocator allocator;
         GateMemory<W> gate;
         W* distilled = nullptr;                 // (B, NH, N, N) gradient of the distillation loss by the scores
@@ -175,40 +210,29 @@ private:
             if (p.distils()) distilled = allocator.take<W>(p.block_pairs(s));
             if (p.gate_training != GateTraining::gate_only && p.mask != BlockMask::hard) biases = allocator.take<W>(tile_pairs(s));
             count = allocator.take<int>(size_t(s.B) * s.NH * tiles_of(s.T)), list = allocator.take<int>(tile_pairs(s));
-            bytes = allocator.bytes();
         }
     };
 
     template <class X, class Device>
     struct ForwardScratch {
-        size_t bytes;
         BumpAllocator allocator;
         BlocksOfDocuments<Device, X> of_documents;
-        int *block_count, *blocks;         // (B, NH, N), (B, NH, N, N)
-        Wide<X>*tile_max, *divergences;    // (B, NH, T, tiles), (B, NH, N)
-        X* out;                            // (B, T, NH, HS), the teacher's where it is not the layer's output
-        Wide<X>* lse;                      // (B, NH, T)
+        DenseTeacher<Device, X> teacher;
+        int *block_count, *blocks;   // (B, NH, N), (B, NH, N, N)
 
         ForwardScratch(Device device, const BlockSparse& p, std::byte* memory, const LayerShape& s)
-            : allocator(memory), of_documents(device, allocator, s, BiasedTiles(p)) {
-            const bool oracle = p.query == GateQuery::oracle, second = p.gate_training == GateTraining::joint || oracle;
-            const size_t rows = size_t(s.B) * s.NH * s.T, d = p.distils() || oracle;
-            block_count = allocator.take<int>(size_t(s.B) * s.NH * p.gate_shape(s).blocks());
-            blocks = allocator.take<int>(p.block_pairs(s));
-            tile_max = allocator.take<Wide<X>>(d * rows * tiles_of(s.T));
-            divergences = allocator.take<Wide<X>>(d * rows);
-            out = allocator.take<X>(second * rows * s.HS), lse = allocator.take<Wide<X>>(second * rows);
-            bytes = allocator.bytes();
-        }
+            : allocator(memory), of_documents(device, allocator, s, BiasedTiles(p)),
+              teacher(allocator, s, p.distils() || p.query == GateQuery::oracle, p.gate_training == GateTraining::gate_only),
+              block_count(allocator.take<int>(size_t(s.B) * s.NH * p.gate_shape(s).blocks())),
+              blocks(allocator.take<int>(p.block_pairs(s))) {}
     };
 
     template <class X, class Device>
     struct BackwardScratch {
         using W = Wide<X>;
-        size_t bytes;
         BumpAllocator allocator;
         BlocksOfDocuments<Device, X> of_documents;
-        GateGradients<W> gate;
+        GateArrays<W> gate;
         W* dbiases = nullptr;   // (B, NH, tiles, tiles)
         W* dscores;              // (B, NH, N, N)
         std::byte *kernel, *heads;
@@ -219,21 +243,15 @@ private:
             dscores = allocator.take<W>(p.block_pairs(s));
             kernel = allocator.take<std::byte>(attention_workspace(device, BiasedTiles(p), s.B, s.T, s.T, s.NH));
             heads = allocator.take<std::byte>(p.gates_heads() ? head_gate_workspace(device, s) : 0);
-            bytes = allocator.bytes();
         }
     };
-
-    template <class Device, class X>
-    static BlockLists block_lists(const Kept<Wide<X>>& kept, const ForwardScratch<X, Device>& scratch) {
-        return {scratch.block_count, scratch.blocks, kept.count, kept.list};
-    }
 
     template <class X>
     AttentionForward<X> sparse_arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Kept<Wide<X>>& kept,
                                          const Statistics<X>& statistics) const {
         AttentionForward<X> a = kernel_arguments(in, state, statistics);
         a.tile = kept.biases;
-        if (lists(in)) a.list = {kept.count, kept.list, tiles_of(in.T)};
+        if (has_lists(in)) a.list = {kept.count, kept.list, tiles_of(in.T)};
         if (in.documents) a.statistics.tile_max = nullptr;   // the two calls have different tiles
         return a;
     }
@@ -250,29 +268,5 @@ private:
                          const BackwardScratch<X, Device>& scratch) const {
         if (!a.documents || !a.list) return attention_backward(device, policy, a, g);   // without lists it is dense, and one call
         scratch.of_documents.backward(device, policy, a, g, {block, block, a.T, a.documents});
-    }
-
-    /// The map of a dense call. With gate_only that call's output is the layer's, and `statistics` are of it.
-    template <class Device, class X>
-    DenseMap<Wide<X>> dense_map(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
-                                const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
-        const bool is_output = gate_training == GateTraining::gate_only;
-        AttentionForward<X> a = kernel_arguments(in, state, is_output ? statistics : Statistics<X>{});
-        a.gate = nullptr, a.gated_out = nullptr;
-        if (!is_output) a.out = scratch.out, a.lse = scratch.lse;
-        return dense_map_of_call(device, PlainTiles(*this), a, scratch.tile_max, block_lists(kept, scratch), kept.gate.scores,
-                                 gate_shape(in), scratch.of_documents);
-    }
-
-    /// The dense call and the distillation from it: fills kept.distilled and state.score_inputs.auxiliary.
-    template <class Device, class X>
-    void distil_from_dense(Device device, const LayerInputs<X>& in, LayerState<X>& state, const Kept<Wide<X>>& kept,
-                          const ForwardScratch<X, Device>& scratch, const Statistics<X>& statistics) const {
-        const GateShape s = gate_shape(in);
-        const DenseMap<Wide<X>> map = dense_map(device, in, state, kept, scratch, statistics);
-        distil(device, kept.distilled, scratch.divergences, kept.gate.scores,
-               BlockTeacher<Wide<X>>{map, s, {distil_weight, dense(), distil_skip}});
-        if (state.score_inputs.auxiliary)
-            sum_divergences(device, state.score_inputs.auxiliary, scratch.divergences, s.B * s.NH, s.blocks());
     }
 };

@@ -67,75 +67,44 @@ struct BlockTiles {
     }
 };
 
-/// count (B, NH, tiles) and list (B, NH, tiles, tiles) from the chosen blocks; biases (B, NH, tiles, tiles) from the
-/// scores. list or biases may be null.
-template <class X>
-void spread_blocks(CPU, int* count, int* list, X* biases, const int* block_count, const int* blocks, const X* scores,
-                   const BlockTiles& t) {
-    const int tiles = t.tiles(), N = t.s.blocks();
-#pragma omp parallel for collapse(3)
-    for (int b = 0; b < t.s.B; b++)
-        for (int h = 0; h < t.s.NH; h++)
-            for (int q = 0; q < tiles; q++) {
-                const size_t row = t.row(b, h, q), chosen = t.s.of_query(b, h, q / t.of_block());
-                if (list) count[row] = t.count(block_count[chosen], q);
-                for (int n = 0; list && n < count[row]; n++) list[row * tiles + n] = t.listed(blocks + chosen * N, n);
-                for (int k = 0; biases && k < tiles; k++) biases[row * tiles + k] = t.bias(scores, b, h, q, k);
-            }
-}
-
-/// dscores (B, NH, N, N) = the gradient through the tiles' biases plus dloss times the distillation's; either may be null.
-template <class X>
-void gather_dscores(CPU, X* dscores, const X* dbiases, const X* scores, const X* distilled, X dloss, const BlockTiles& t) {
-    const int N = t.s.blocks();
-#pragma omp parallel for collapse(3)
-    for (int b = 0; b < t.s.B; b++)
-        for (int h = 0; h < t.s.NH; h++)
-            for (int r = 0; r < N; r++)
-                for (int c = 0; c < N; c++) {
-                    const size_t at = t.s.of_query(b, h, r) * N + c;
-                    dscores[at] = dbiases ? t.dscore(dbiases, scores, b, h, r, c) : X(0);
-                    if (distilled) dscores[at] += dloss * distilled[at];
-                }
-}
-
-#ifdef WITH_GPU
-
-/// Block (query tile, h, b).
+/// count (B, NH, tiles) and list (B, NH, tiles, tiles) from the chosen blocks; biases (B, NH, tiles, tiles) from the scores. list or
+/// biases may be null. Rows are (b, h, query tile).
 template <class W>
-__global__ void spread_blocks_kernel(int* count, int* list, W* biases, const int* block_count, const int* blocks, const W* scores,
-                                     const BlockTiles t) {
-    const int q = blockIdx.x, h = blockIdx.y, b = blockIdx.z, tiles = t.tiles();
-    const size_t row = t.row(b, h, q), chosen = t.s.of_query(b, h, q / t.of_block());
-    const int places = list ? t.count(block_count[chosen], q) : 0;
-    if (list && threadIdx.x == 0) count[row] = places;
-    for (int n = threadIdx.x; n < places; n += blockDim.x) list[row * tiles + n] = t.listed(blocks + chosen * t.s.blocks(), n);
-    for (int k = threadIdx.x; biases && k < tiles; k += blockDim.x) biases[row * tiles + k] = t.bias(scores, b, h, q, k);
-}
-inline void spread_blocks(GPU device, int* count, int* list, float* biases, const int* block_count, const int* blocks,
-                          const float* scores, const BlockTiles& t) {
-    const Grid grid(t.tiles(), t.s.NH, t.s.B);
-    launch(device, spread_blocks_kernel<float>, grid, 64, 0, count, list, biases, block_count, blocks, scores, t);
-}
-
-/// Block (r, h, b).
-template <class W>
-__global__ void gather_dscores_kernel(W* dscores, const W* dbiases, const W* scores, const W* distilled, W dloss,
-                                      const BlockTiles t) {
-    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, N = t.s.blocks();
-    for (int c = threadIdx.x; c < N; c += blockDim.x) {
-        const size_t at = t.s.of_query(b, h, r) * N + c;
-        const W of_biases = dbiases ? t.dscore(dbiases, scores, b, h, r, c) : 0;
-        dscores[at] = of_biases + (distilled ? dloss * distilled[at] : 0);
+struct SpreadBlocks {
+    int *count, *list;
+    W* biases;
+    const int *block_count, *blocks;
+    const W* scores;
+    BlockTiles t;
+    constexpr void operator()(unsigned row, int k) const {
+        const int q = int(row) % t.tiles(), h = int(row) / t.tiles() % t.s.NH, b = int(row) / t.tiles() / t.s.NH;
+        const size_t at = size_t(row) * t.tiles() + k;
+        if (list) {
+            const size_t chosen = t.s.of_query(b, h, q / t.of_block());
+            const int places = t.count(block_count[chosen], q);
+            if (k == 0) count[row] = places;
+            if (k < places) list[at] = t.listed(blocks + chosen * t.s.blocks(), k);
+        }
+        if (biases) biases[at] = t.bias(scores, b, h, q, k);
     }
-}
-inline void gather_dscores(GPU device, float* dscores, const float* dbiases, const float* scores, const float* distilled,
-                           float dloss, const BlockTiles& t) {
-    const Grid grid(t.s.blocks(), t.s.NH, t.s.B);
-    launch(device, gather_dscores_kernel<float>, grid, 64, 0, dscores, dbiases, scores, distilled, dloss, t);
-}
+};
 
-#endif
+/// dscores (B, NH, N, N) = the gradient through the tiles' biases plus dloss times the distillation's; either may be null. Rows are
+/// (b, h, r).
+template <class W>
+struct GatherDscores {
+    W* dscores;
+    const W *dbiases, *scores, *distilled;
+    W dloss;
+    BlockTiles t;
+    constexpr void operator()(unsigned row, int c) const {
+        const int N = t.s.blocks(), r = int(row) % N, h = int(row) / N % t.s.NH, b = int(row) / N / t.s.NH;
+        const size_t at = size_t(row) * N + c;
+        W sum = dbiases ? t.dscore(dbiases, scores, b, h, r, c) : W(0);
+        if (distilled) sum += dloss * distilled[at];
+        dscores[at] = sum;
+    }
+};
 
 /// The key blocks that each block of queries visits, and their tiles.
 struct BlockLists {
@@ -143,10 +112,16 @@ struct BlockLists {
     int *count, *list;           // (B, NH, tiles), (B, NH, tiles, tiles)
 };
 
-/// Fills the lists by scores (B, heads, N, N) under the rule `visited`, and the biases of tiles unless null.
+/// Spreads the lists' blocks over tiles, and scores over the biases of tiles; either may be null.
 template <class Device, class W>
-void list_tiles(Device device, const BlockLists& to, W* biases, const W* scores, int heads, const TileChoice& visited,
-                const BlockTiles& t) {
-    choose_tiles(device, to.block_count, to.blocks, scores, {t.s.B, t.s.NH, heads, t.s.blocks()}, visited, FirstBlock{t.s});
-    spread_blocks(device, to.count, to.list, biases, to.block_count, to.blocks, scores, t);
+void spread_blocks(Device device, const BlockLists& to, W* biases, const W* scores, const BlockTiles& t) {
+    each_element(device, size_t(t.s.B) * t.s.NH * t.tiles(), t.tiles(),
+                 SpreadBlocks<W>{to.count, to.list, biases, to.block_count, to.blocks, scores, t});
+}
+
+/// Fills the lists by scores (B, NH, N, N), which may be null where all heads are dense, and the biases of tiles unless null.
+template <class Device, class W>
+void list_tiles(Device device, const BlockLists& to, W* biases, const W* scores, const TileChoice& visited, const BlockTiles& t) {
+    choose_tiles(device, to.block_count, to.blocks, scores, {t.s.B, t.s.NH, t.s.blocks()}, visited, FirstBlock{t.s});
+    spread_blocks(device, to, biases, scores, t);
 }

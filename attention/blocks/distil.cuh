@@ -73,131 +73,84 @@ struct BlockTeacher {
     constexpr W exponent(int b, int h, int r, int c) const { return map.exponent(s, b, h, r, c); }
 };
 
-/// dscores (B, heads, rows, N) = the gradient of the objective per unit of dloss, zero outside the distilled rows; divergences
-/// (B, heads, rows) = each row's contribution to the objective. A teacher has BlockTeacher's members.
-template <class X, class Teacher>
-void distil(CPU, X* dscores, X* divergences, const X* scores, const Teacher& teacher) {
-    const int N = teacher.s.blocks();
-    const auto log_sum = [](const X* x, int n) {
-        X largest = x[0], sum = 0;
-        for (int c = 1; c < n; c++) largest = std::max(largest, x[c]);
-        for (int c = 0; c < n; c++) sum += std::exp(x[c] - largest);
-        return largest + std::log(sum);
-    };
-#pragma omp parallel for collapse(3)
-    for (int b = 0; b < teacher.s.B; b++)
-        for (int h = 0; h < teacher.heads(); h++)
-            for (int r = 0; r < teacher.rows(); r++) {
-                const size_t row = (size_t(b) * teacher.heads() + h) * teacher.rows() + r;
-                const X* mine = scores + row * N;
-                X* to = dscores + row * N;
-                std::fill_n(to, N, X(0));
-                divergences[row] = 0;
-                const Distillation::Row of = teacher.row(b, h, r);
-                if (of.count() == 0) continue;
-                for (int c = of.first; c < of.end; c++) to[c] = teacher.exponent(b, h, r, c);
-                const X of_teacher = log_sum(to + of.first, of.count()), of_student = log_sum(mine + of.first, of.count());
-                for (int c = of.first; c < of.end; c++) {
-                    const X log_t = to[c] - of_teacher, log_p = mine[c] - of_student, t = std::exp(log_t);
-                    divergences[row] += of.weight * t * (log_t - log_p);
-                    to[c] = of.weight * (std::exp(log_p) - t);
-                }
-            }
+/// log sum_c exp(x[c]) over c < n.
+template <class Team, class X>
+constexpr X log_sum(const Team& team, const X* x, int n) {
+    X largest = -1e30f, sum = 0;
+    for (int c = team.first(); c < n; c += team.step()) largest = std::max(largest, x[c]);
+    largest = team.max(largest);
+    for (int c = team.first(); c < n; c += team.step()) sum += std::exp(x[c] - largest);
+    return largest + std::log(team.sum(sum));
 }
 
-/// scores (B, NH, N, N) = log R_rc for past blocks c: the output of a perfect gate.
-template <class X>
-void scores_of_map(CPU, X* scores, const DenseMap<X>& map, const GateShape& s) {
-    const int N = s.blocks();
-#pragma omp parallel for collapse(3)
-    for (int b = 0; b < s.B; b++)
-        for (int h = 0; h < s.NH; h++)
-            for (int r = 0; r < N; r++)
-                for (int c = s.first(b, r); c < r; c++) scores[s.of_query(b, h, r) * N + c] = map.exponent(s, b, h, r, c);
+/// Teams are (b, h, r). Except in the sums, a member reads and writes its own blocks c only.
+template <class X, class Teacher>
+struct DistilRows {
+    using Number = X;
+    X *dscores, *divergences;
+    const X* scores;
+    Teacher teacher;
+
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned row) const {
+        const int N = teacher.s.blocks(), rows = teacher.rows(), r = int(row) % rows, h = int(row) / rows % teacher.heads();
+        const int b = int(row) / rows / teacher.heads();
+        const Distillation::Row of = teacher.row(b, h, r);
+        for (int c = team.first(); c < N; c += team.step())
+            if (c < of.first || c >= of.end) dscores[size_t(row) * N + c] = 0;
+        const X* const mine = scores + size_t(row) * N + of.first;   // c counts from the first below
+        X *const to = dscores + size_t(row) * N + of.first, sum = 0;
+        for (int c = team.first(); c < of.count(); c += team.step()) to[c] = teacher.exponent(b, h, r, of.first + c);
+        const X of_teacher = log_sum(team, to, of.count()), of_student = log_sum(team, mine, of.count());
+        for (int c = team.first(); c < of.count(); c += team.step()) {
+            const X log_t = to[c] - of_teacher, log_p = mine[c] - of_student, t = std::exp(log_t);
+            sum += of.weight * t * (log_t - log_p);
+            to[c] = of.weight * (std::exp(log_p) - t);
+        }
+        sum = team.sum(sum);
+        if (team.first() == 0) divergences[row] = sum;
+    }
+};
+
+/// dscores (B, heads, rows, N) = the gradient of the objective per unit of dloss, zero outside the distilled rows; divergences
+/// (B, heads, rows) = each row's contribution to the objective. A teacher has BlockTeacher's members.
+template <class Device, class X, class Teacher>
+void distil(Device device, X* dscores, X* divergences, const X* scores, const Teacher& teacher) {
+    each_team<4>(device, size_t(teacher.s.B) * teacher.heads() * teacher.rows(),
+                 DistilRows<X, Teacher>{dscores, divergences, scores, teacher});
 }
+
+/// scores (B, NH, N, N) = log R_rc for past blocks c: the output of a perfect gate. Rows are (b, h, r).
+template <class W>
+struct ScoresOfMap {
+    W* scores;
+    DenseMap<W> map;
+    GateShape s;
+    constexpr void operator()(unsigned row, int c) const {
+        const int N = s.blocks(), r = int(row) % N, h = int(row) / N % s.NH, b = int(row) / N / s.NH;
+        if (c >= s.first(b, r) && c < r) scores[size_t(row) * N + c] = map.exponent(s, b, h, r, c);
+    }
+};
+
+/// Teams are heads.
+template <class X>
+struct SumOfHead {
+    using Number = X;
+    X* auxiliary;
+    const X* divergences;
+    int rows, group;
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned n) const {
+        X sum = 0;
+        for (int r = team.first(); r < rows; r += team.step()) sum += divergences[size_t(n / group) * rows + r];
+        sum = team.sum(sum);
+        if (team.first() == 0) auxiliary[n] = sum / X(group);
+    }
+};
 
 /// auxiliary (heads) = sums over the rows of divergences (heads / group, rows), divided equally among the heads of a group; zero if
 /// rows is 0.
-template <class X>
-void sum_divergences(CPU, X* auxiliary, const X* divergences, int heads, int rows, int group = 1) {
-    for (int n = 0; n < heads; n++) {
-        X sum = 0;
-        for (int r = 0; r < rows; r++) sum += divergences[size_t(n / group) * rows + r];
-        auxiliary[n] = sum / X(group);
-    }
+template <class Device, class X>
+void sum_divergences(Device device, X* auxiliary, const X* divergences, int heads, int rows, int group = 1) {
+    each_team<1>(device, heads, SumOfHead<X>{auxiliary, divergences, rows, group});
 }
-
-#ifdef WITH_GPU
-
-namespace distillation {
-inline constexpr int WARPS = 4, THREADS = WARPS * WARP;
-struct Shared {
-    float parts[WARPS];
-};
-
-/// log sum_c exp(x[c]) over c < n, on every thread of the block.
-__device__ __forceinline__ float log_sum(const float* x, int n, Shared& shared) {
-    float largest = -1e30f, sum = 0;
-    for (int c = threadIdx.x; c < n; c += THREADS) largest = fmaxf(largest, x[c]);
-    largest = block_max(largest, shared.parts, WARPS);
-    for (int c = threadIdx.x; c < n; c += THREADS) sum += expf(x[c] - largest);
-    return largest + logf(block_sum<WARPS>(sum, shared.parts));
-}
-}   // namespace distillation
-
-/// Block (r, h, b). Except in the sums, a thread reads and writes its own blocks c only.
-template <class W, class Teacher>
-__global__ void distil_kernel(W* dscores, W* divergences, const W* scores, const Teacher teacher) {
-    using namespace distillation;
-    auto& shared = dynamic_shared<Shared>();
-    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z, N = teacher.s.blocks(), lane = threadIdx.x;
-    const Distillation::Row of = teacher.row(b, h, r);
-    const size_t row = (size_t(b) * teacher.heads() + h) * teacher.rows() + r;
-    for (int c = lane; c < N; c += THREADS)
-        if (c < of.first || c >= of.end) dscores[row * N + c] = 0;
-    const W* mine = scores + row * N + of.first;   // c counts from the first below
-    W* to = dscores + row * N + of.first;
-    for (int c = lane; c < of.count(); c += THREADS) to[c] = teacher.exponent(b, h, r, of.first + c);
-    const float of_teacher = log_sum(to, of.count(), shared), of_student = log_sum(mine, of.count(), shared);
-    float sum = 0;
-    for (int c = lane; c < of.count(); c += THREADS) {
-        const float log_t = to[c] - of_teacher, log_p = mine[c] - of_student, t = expf(log_t);
-        sum += t * (log_t - log_p);
-        to[c] = of.weight * (expf(log_p) - t);
-    }
-    sum = block_sum<WARPS>(sum, shared.parts);
-    if (lane == 0) divergences[row] = of.count() > 0 ? of.weight * sum : 0;
-}
-
-/// Block (r, h, b).
-template <class W>
-__global__ void scores_of_map_kernel(W* scores, const DenseMap<W> map, const GateShape s) {
-    const int r = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
-    for (int c = s.first(b, r) + threadIdx.x; c < r; c += blockDim.x)
-        scores[s.of_query(b, h, r) * s.blocks() + c] = map.exponent(s, b, h, r, c);
-}
-inline void scores_of_map(GPU device, float* scores, const DenseMap<float>& map, const GateShape& s) {
-    launch(device, scores_of_map_kernel<float>, Grid(s.blocks(), s.NH, s.B), 64, 0, scores, map, s);
-}
-
-/// One warp per head.
-template <class W>
-__global__ void sum_divergences_kernel(W* auxiliary, const W* divergences, int rows, int group) {
-    const int n = blockIdx.x;
-    W sum = 0;
-    for (int r = threadIdx.x; r < rows; r += WARP) sum += divergences[size_t(n / group) * rows + r];
-    sum = warp_sum(sum);
-    if (threadIdx.x == 0) auxiliary[n] = sum / W(group);
-}
-
-template <class Teacher>
-void distil(GPU device, float* dscores, float* divergences, const float* scores, const Teacher& teacher) {
-    using namespace distillation;
-    const Grid grid(teacher.rows(), teacher.heads(), teacher.s.B);
-    launch(device, distil_kernel<float, Teacher>, grid, THREADS, sizeof(Shared), dscores, divergences, scores, teacher);
-}
-inline void sum_divergences(GPU device, float* auxiliary, const float* divergences, int heads, int rows, int group = 1) {
-    launch(device, sum_divergences_kernel<float>, Grid(heads), WARP, 0, auxiliary, divergences, rows, group);
-}
-
-#endif

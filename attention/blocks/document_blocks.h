@@ -50,12 +50,6 @@ private:
     constexpr int start(int b, int t) const { return documents ? documents.at(b, t) : 0; }
 };
 
-/// Converts block numbers `chosen` (slots), counted from a document's first block, to numbers in the row; -1 stays.
-constexpr void number_in_row(int* chosen, int slots, int first) {
-    for (int n = 0; n < slots; n++)
-        if (chosen[n] >= 0) chosen[n] += first;
-}
-
 /// A `Rows` of keys (kernel/rows.cuh): block n has rows n length to (n + 1) length - 1, whole tiles, wherever it begins in the text. For
 /// length == stride.
 struct BlockKeys {

@@ -2,10 +2,13 @@
 // several times or never, against keys in the order of another `Rows`. The backward pass takes the log-sum-exp and out of the whole
 // softmax, as in merge.cuh, and adds to dq, dk and dv.
 // The CPU's kernel reads rows in place and resumes from the present result. On a GPU queries are copied, keys and values too unless they
-// are in text order, and the results are merged.
+// are in text order, and the results are merged by their log-sum-exps (algebra in merge.cuh). With the present result (out_0, lse_0) and a
+// token's rows r:
+//     lse = log(exp(lse_0) + sum_r exp(lse_r))     out = exp(lse_0 - lse) out_0 + sum_r exp(lse_r - lse) out_r
 #pragma once
-#include "attention/blocks/merge_rows.cuh"
-#include "attention/branches/branches.cuh"
+#include "attention/branches/results.cuh"
+#include "attention/kernel/layer.h"
+#include "attention/scores/each_element.cuh"
 
 /// The policy of rows that visit whole past blocks only. P is the text's policy.
 template <class P>
@@ -35,17 +38,80 @@ public:
     void gather_keys(CPU, const AttentionForward<X>&, const Keys&) const {}
 
     template <class P, class Rows, class Keys>
-    void forward(CPU device, const P& policy, const AttentionForward<X>& a, const Rows& rows, const Keys& keys) const {
-        attention_forward_queries(device, policy, a, rows, keys);
+    void forward(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows, const Keys& keys) const {
+        attention_rows_forward(policy, a, rows, keys, Write::add);
     }
     template <class P, class Rows, class Keys>
-    void backward(CPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows,
+    void backward(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows,
                   const Keys& keys) const {
-        attention_backward_queries(device, policy, a, g, rows, keys);
+        attention_rows_backward(policy, a, g, rows, keys, Write::add);
     }
 };
 
 #ifdef WITH_GPU
+
+/// Results over the rows of a pass (rows.cuh, with several rows per token), and the text's results, into which they are merged.
+template <class X, class Rows>
+struct RowMerge {
+    using W = Wide<X>;
+    RowShape s;         // heads = NH
+    Branch<X, Rows> rows;
+    X* out;             // (B, T, NH, HS)
+    W* lse;             // (B, NH, T)
+    Statistics<X> to;   // entropy, pairs, tiles and gates on pairs, or null
+
+    constexpr size_t text(int b, int h, int t) const { return (size_t(b) * s.NH + h) * s.T + t; }
+    constexpr size_t row(int b, int h, int r) const { return (size_t(b) * s.NH + h) * rows.rows.count + r; }
+    template <class Use>
+    constexpr void each_row(int b, int h, int t, Use use) const {
+        for (int r = rows.rows.row(b, h, t); r >= 0; r = next_row(rows.rows, b, h, r)) use(r, rows.lse[row(b, h, r)]);
+    }
+
+    constexpr W merged_lse(int b, int h, int t) const {
+        W largest = lse[text(b, h, t)], sum = 0;
+        each_row(b, h, t, [&](int, W of_row) { largest = std::max(largest, of_row); });
+        if (largest == W(-INFINITY)) return largest;
+        sum = merge_weight(lse[text(b, h, t)], largest);
+        each_row(b, h, t, [&](int, W of_row) { sum += merge_weight(of_row, largest); });
+        return largest + std::log(sum);
+    }
+
+    /// Writes log-sum-exp and statistics, after out has been merged. The entropy is that of choosing a part and then one of its keys.
+    constexpr void finish(int b, int h, int t, W total) const {
+        const size_t at = text(b, h, t);
+        auto part = [&](W entropy, W own) {
+            return own == W(-INFINITY) ? W(0) : merge_weight(own, total) * (entropy + total - own);
+        };
+        if (to.entropy) to.entropy[at] = part(to.entropy[at], lse[at]);
+        each_row(b, h, t, [&](int r, W of_row) {
+            if (to.entropy) to.entropy[at] += part(rows.statistics.entropy[row(b, h, r)], of_row);
+            if (to.pairs) to.pairs[at] += rows.statistics.pairs[row(b, h, r)];
+            if (rows.statistics.pair_gate) to.pair_gate[at] += rows.statistics.pair_gate[row(b, h, r)];
+        });
+        const size_t bh = size_t(b) * s.NH + h;
+        if (to.tiles && t % TILE == 0)
+            to.tiles[bh * tiles_of(s.T) + t / TILE] += attributed_tiles(rows.statistics.tiles, bh, rows.rows.count, s.T, t / TILE);
+        lse[at] = total;
+    }
+};
+
+/// One block per token, one warp per head at a time: all lanes read the log-sum-exps before the first writes the merged one.
+template <class X, class Rows>
+__global__ void merge_rows_kernel(const __grid_constant__ RowMerge<X, Rows> m) {
+    const int t = blockIdx.x, b = blockIdx.y, lane = int(threadIdx.x) % WARP;
+    for (int h = int(threadIdx.x) / WARP; h < m.s.NH; h += int(blockDim.x) / WARP) {
+        const float total = m.merged_lse(b, h, t), kept = merge_weight(m.lse[m.text(b, h, t)], total);
+        X* const to = m.out + ((size_t(b) * m.s.T + t) * m.s.NH + h) * m.s.HS;
+        for (int d = lane; d < m.s.HS; d += WARP) {
+            float sum = kept * to_float(to[d]);
+            for (int r = m.rows.rows.row(b, h, t); r >= 0; r = next_row(m.rows.rows, b, h, r))
+                sum += merge_weight(m.rows.lse[m.row(b, h, r)], total) * to_float(row_at(m.rows.out, m.rows.rows, m.s, b, r, h)[d]);
+            to[d] = from_float<X>(sum);
+        }
+        __syncwarp();
+        if (lane == 0) m.finish(b, h, t, total);
+    }
+}
 
 /// to (B, R, NH) = from (B, T, NH) in the order of the rows, 0 for padding.
 template <class Rows>
@@ -93,7 +159,8 @@ public:
         if (P::traits.gates_pairs && a.statistics.pair_gate) mine.statistics.pair_gate = results_.statistics.pair_gate;
         attention_forward(device, policy, mine);
         const Branch<X, Rows> found{rows, mine.out, mine.lse, mine.statistics};
-        merge_rows(device, RowMerge<X, Rows>{shape(a, rows), found, a.out, a.lse, a.statistics});
+        const RowMerge<X, Rows> merge{shape(a, rows), found, a.out, a.lse, a.statistics};
+        launch(device, merge_rows_kernel<X, Rows>, Grid(merge.s.T, merge.s.B), 4 * WARP, 0, merge);
     }
 
     template <class P, class Rows, class Keys>

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention/blocks/block_gate.cuh"
-#include "attention/kernel/naive.h"
+#include "attention/blocks/naive_choice.h"
 
 /// RoPE(W x, position) with W (HS, width).
 template <class X>
@@ -78,11 +78,12 @@ std::vector<X> naive_token_scores(const LayerInputs<X>& in, const X* wq, const X
     return scores;
 }
 
-/// The same for GateQuery::oracle: the logarithm of the largest weight of dense attention between queries of r and keys of c.
+/// map[((b * NH + h) * R + r) * N + c]: the logarithm of the largest weight of dense attention between the queries of row group r
+/// (`rows` tokens) and the keys of block c. It stands in for scores with GateQuery::oracle, where rows is block.
 template <class X>
-std::vector<X> naive_dense_map(const LayerInputs<X>& in, int block) {
-    const int N = (in.T + block - 1) / block;
-    std::vector<X> map(size_t(in.B) * in.NH * N * N, -INFINITY), z(in.T);
+std::vector<X> naive_dense_map(const LayerInputs<X>& in, int block, int rows) {
+    const int N = (in.T + block - 1) / block, R = (in.T + rows - 1) / rows;
+    std::vector<X> map(size_t(in.B) * in.NH * R * N, -INFINITY), z(in.T);
     for (int b = 0; b < in.B; b++)
         for (int h = 0; h < in.NH; h++)
             for (int i = 0; i < in.T; i++) {
@@ -90,25 +91,9 @@ std::vector<X> naive_dense_map(const LayerInputs<X>& in, int block) {
                 for (int j = 0; j <= i; j++)
                     total += std::exp(z[j] = dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS) / std::sqrt(X(in.HS)));
                 for (int j = 0; j <= i; j++) {
-                    X& largest = map[((size_t(b) * in.NH + h) * N + i / block) * N + j / block];
+                    X& largest = map[((size_t(b) * in.NH + h) * R + i / rows) * N + j / block];
                     largest = std::max(largest, z[j] - std::log(total));
                 }
             }
     return map;
-}
-
-/// Whether each block c < r of one row of scores is chosen: block 0 if there is a sink; of the rest the `top` with the largest scores,
-/// or, if threshold is not negative, those whose share of the softmax is above it.
-template <class X>
-std::vector<bool> naive_choice(const X* scores, int r, bool sink, int top, double threshold) {
-    std::vector<int> candidates;
-    for (int c = sink ? 1 : 0; c < r; c++) candidates.push_back(c);
-    std::stable_sort(candidates.begin(), candidates.end(), [&](int a, int b) { return scores[a] > scores[b]; });
-    X total = 0;
-    for (int c : candidates) total += std::exp(scores[c]);
-    std::vector<bool> chosen(r, false);
-    for (int n = 0; n < int(candidates.size()); n++)
-        chosen[candidates[n]] = threshold < 0 ? n < top : std::exp(scores[candidates[n]]) / total > threshold;
-    if (sink && r > 0) chosen[0] = true;
-    return chosen;
 }

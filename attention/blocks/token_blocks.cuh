@@ -7,45 +7,10 @@
 // Blocks of packed documents begin anywhere (document_blocks.h): chosen keys are read by block, as in BlockKeys.
 #pragma once
 #include "attention/blocks/block_rows.cuh"
-#include "attention/blocks/choose_blocks.cuh"
 #include "attention/blocks/document_blocks.h"
+#include "attention/blocks/forced_blocks.h"
 #include "attention/blocks/more_rows.cuh"
-
-/// The blocks that every token sees: the first `leading`, and the last `local` up to its own.
-struct ForcedBlocks : Policy {
-    int block, leading, local;
-    constexpr ForcedBlocks(const Policy& p, int block_, int leading_, int local_)
-        : Policy(p), block(block_), leading(leading_), local(local_) {}
-    constexpr bool forced(int r, int c) const { return c < leading || c > r - local; }
-
-    /// Number of a text's blocks among which its last token chooses, for T tokens.
-    constexpr int candidates(int T) const { return candidates_of({.leading = leading, .local = local}, (T - 1) / block); }
-    /// Maximum number of blocks that a token chooses, if it may choose `top`.
-    constexpr int slots(int top, int T) const { return std::min(top, candidates(T)); }
-    /// This mask; or, where `top` covers all candidates, that of all blocks: nothing is chosen then, and attention is causal.
-    constexpr ForcedBlocks in_text(int top, int T) const { return candidates(T) <= top ? ForcedBlocks(*this, block, INT_MAX, 1) : *this; }
-
-    constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
-        const int r0 = i0 / block, r1 = (i1 - 1) / block, c0 = j0 / block, c1 = (j1 - 1) / block;
-        const Tile causal = causal_tile(i0, i1, j0, j1);
-        if (causal == Tile::hidden || !(c0 < leading || c1 > r0 - local)) return Tile::hidden;
-        return c1 < leading || c0 > r1 - local ? causal : Tile::mixed;
-    }
-    constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && forced(i / block, j / block); }
-};
-
-/// Pairs and tiles of `heads` heads over T tokens, each of which chooses `slots` past blocks besides the forced ones. A full tile of
-/// rows counts as one for each of its block's tiles.
-inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int heads, int T) {
-    PairCount count = count_pairs(forced, 1, T);
-    for (int r = 0; r * forced.block < T; r++) {
-        const int free = forced.candidates((r + 1) * forced.block);
-        const double tokens = std::min(T, (r + 1) * forced.block) - r * forced.block;
-        const double keys = double(std::min(slots, free)) * forced.block;
-        count.pairs += tokens * keys, count.tiles += tokens * keys / (TILE * TILE);
-    }
-    return {count.pairs * heads, count.tiles * heads};
-}
+#include "attention/masks/choose_blocks.cuh"
 
 /// The arguments of a layer that calls TokenBlocks only: no tile_max, because its calls have different tiles.
 template <class X>
@@ -112,4 +77,52 @@ private:
     BlockRows rows_;
     MoreRows<Device, X> more_;
     std::byte* kernel_;
+};
+
+/// Base of a mechanism A that keeps nothing but the choice, which has no parameters: the layer's passes. A has
+///     forced_blocks()             the blocks that every token sees
+///     top                         1 + the maximum number of other blocks that a token chooses
+///     block_choice(shape)         sizes of the choice
+///     Scratch<X, Device>          memory, with a TokenBlocks `blocks`; it is made from (device, policy, memory, shape)
+///     choose(device, choice, in, scratch)
+template <class A>
+struct AttentionByChoice : Policy {
+    using Policy::Policy;
+
+    ForcedBlocks forced(int T) const { return mechanism().forced_blocks().in_text(mechanism().top - 1, T); }
+    /// Maximum number of blocks that a token selects in a text of s.T tokens.
+    int slots_of(const LayerShape& s) const { return mechanism().forced_blocks().slots(mechanism().top - 1, s.T); }
+    PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), mechanism().top - 1, heads, T); }
+
+    template <class X>
+    size_t kept_bytes(const LayerShape& s) const {
+        return mechanism().block_choice(s).size() * sizeof(int);
+    }
+    template <class X, class Device>
+    size_t workspace_bytes(Device device, const LayerShape& s) const {
+        return scratch<X>(device, nullptr, s).allocator.bytes();
+    }
+
+    template <class Device, class X>
+    void forward(Device device, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state, std::byte* workspace,
+                 const Statistics<X>& statistics) const {
+        const auto memory = scratch<X>(device, workspace, in);
+        int* const choice = reinterpret_cast<int*>(state.kept);
+        if (mechanism().block_choice(in).slots > 0) mechanism().choose(device, choice, in, memory);
+        memory.blocks.forward(device, forced(in.T), token_block_arguments(in, state, statistics), choice);
+    }
+    template <class Device, class X>
+    void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
+                  const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {
+        scratch<X>(device, workspace, in)
+            .blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), kernel_gradients(dout, to),
+                             reinterpret_cast<const int*>(state.kept));
+    }
+
+private:
+    const A& mechanism() const { return static_cast<const A&>(*this); }
+    template <class X, class Device>
+    auto scratch(Device device, std::byte* memory, const LayerShape& s) const {
+        return typename A::template Scratch<X, Device>(device, mechanism(), memory, s);
+    }
 };

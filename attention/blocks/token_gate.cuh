@@ -6,8 +6,8 @@
 // gate's gradient reaches Wq and Wk alone. Blocks of packed documents: document_blocks.h.
 #pragma once
 #include "attention/blocks/block_rows.cuh"
-#include "attention/blocks/choose_blocks.cuh"
 #include "attention/blocks/distil.cuh"
+#include "attention/masks/choose_blocks.cuh"
 
 /// The gate's memory, in W = Wide<X>.
 template <class W>
@@ -69,55 +69,24 @@ void token_gate_scores(Device device, const TokenGate<Wide<X>>& gate, const Laye
 
 // ---- the choice
 
-/// Keeps those of a token's chosen blocks (choose_blocks()) whose share in the softmax over all past blocks is above the threshold, all if
-/// it is negative; converts them to numbers in the row. `scores` are the past blocks'.
+/// The choice (block_rows.cuh) of every key/value head: each token's blocks by the `rule` among its past ones. Teams are (b, head, t).
 template <class W>
-constexpr void finish_choice(int* to, int slots, const W* scores, int past, int first, float threshold) {
-    const TileChoice rule{.threshold = threshold};
-    const CandidateSoftmax<W> softmax(scores, rule, past);
-    int kept = 0;
-    for (int n = 0; n < slots; n++)
-        if (to[n] >= 0 && (threshold < 0 || chosen(scores, rule, softmax, 0, past, to[n]))) to[kept++] = to[n];
-    while (kept < slots) to[kept++] = -1;
-    number_in_row(to, slots, first);
-}
-
-/// The choice (block_rows.cuh) of every key/value head: each token's c.slots past blocks with the greatest scores.
-template <class W>
-void choose_by_gate(CPU, int* choice, const TokenGate<W>& gate, const BlockChoice& c, float threshold) {
-#pragma omp parallel
-    {
-        std::vector<int> order;
-#pragma omp for collapse(3)
-        for (int b = 0; b < c.B; b++)
-            for (int kv = 0; kv < c.choosers; kv++)
-                for (int t = 0; t < c.T; t++) {
-                    const int first = gate.first(b, t), past = gate.past(b, t);
-                    const W* const scores = gate.scores_of(b, kv, t) + first;
-                    int* const to = choice + c.of_token(b, kv, t);
-                    choose_blocks(CPU{}, to, scores, TileChoice{.top = c.slots}, past, order);
-                    finish_choice(to, c.slots, scores, past, first, threshold);
-                }
+struct ChooseByGate {
+    using Number = W;
+    int* choice;
+    TokenGate<W> gate;
+    BlockChoice c;
+    TileChoice rule;
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned n) const {
+        const int t = int(n) % c.T, kv = int(n) / c.T % c.choosers, b = int(n) / c.T / c.choosers, first = gate.first(b, t);
+        choose_blocks(team, choice + c.of_token(b, kv, t), gate.scores_of(b, kv, t) + first, rule, gate.past(b, t), first);
     }
+};
+template <class Device, class W>
+void choose_by_gate(Device device, int* choice, const TokenGate<W>& gate, const BlockChoice& c, const TileChoice& rule) {
+    each_team<1>(device, size_t(c.B) * c.choosers * c.T, ChooseByGate<W>{choice, gate, c, rule});
 }
-
-#ifdef WITH_GPU
-
-/// One warp per (token, key/value head, sequence).
-template <class W>
-__global__ void choose_by_gate_kernel(int* choice, const TokenGate<W> gate, const BlockChoice c, float threshold) {
-    const int t = blockIdx.x, kv = blockIdx.y, b = blockIdx.z, first = gate.first(b, t), past = gate.past(b, t);
-    const W* const scores = gate.scores_of(b, kv, t) + first;
-    int* const to = choice + c.of_token(b, kv, t);
-    choose_blocks(to, scores, TileChoice{.top = c.slots}, past);
-    __syncwarp();
-    if (threadIdx.x == 0) finish_choice(to, c.slots, scores, past, first, threshold);
-}
-inline void choose_by_gate(GPU device, int* choice, const TokenGate<float>& gate, const BlockChoice& c, float threshold) {
-    launch(device, choose_by_gate_kernel<float>, Grid(c.T, c.choosers, c.B), WARP, 0, choice, gate, c, threshold);
-}
-
-#endif
 
 // ---- distillation
 

@@ -35,14 +35,6 @@ AttentionForward<X> branch_arguments(const LayerInputs<X>& in, const Rows& rows,
     a.q_position = a.k_position = positions;
     return a;
 }
-/// Arguments of its backward pass, without the workspace.
-template <class X>
-AttentionBackward<X> branch_gradients(const X* dout, const QkvGradients<X>& to) {
-    AttentionBackward<X> g{};
-    g.dout = dout, g.dq = to.q, g.dk = to.k, g.dv = to.v;
-    return g;
-}
-
 /// Memory for the result of a single branch, shaped like the layer's out and lse.
 template <class X>
 struct OwnResult {
@@ -82,8 +74,8 @@ public:
     }
     /// `a` is branch_arguments().
     template <class P>
-    void add(CPU device, const P& policy, const Rows& rows, const AttentionForward<X>& a) {
-        attention_forward_more(device, policy, a, rows);
+    void add(CPU, const P& policy, const Rows& rows, const AttentionForward<X>& a) {
+        attention_rows_forward(policy, a, rows, rows, Write::add);
     }
     void finish(CPU, const LayerInputs<X>&, const LayerState<X>&, const Statistics<X>&) {}
 };
@@ -108,9 +100,9 @@ public:
             AttentionForward<X> alone = a;
             alone.out = a.out = own.out, alone.lse = own.lse;
             std::fill_n(own.lse, size_t(a.B) * a.NH * rows.T, -std::numeric_limits<X>::infinity());
-            attention_forward_more(device, policy, alone, rows);
+            attention_rows_forward(policy, alone, rows, rows, Write::add);
         }
-        attention_backward_more(device, policy, a, g, rows);
+        attention_rows_backward(policy, a, g, rows, rows, Write::add);
     }
 };
 
@@ -126,37 +118,6 @@ struct BranchInputs {
     BranchInputs(BumpAllocator& allocator, const LayerShape& s, int R, int KV_) : KV(KV_) {
         const size_t row = size_t(s.B) * R * s.HS;
         q = allocator.take<X>(row * s.NH), k = allocator.take<X>(row * KV), v = allocator.take<X>(row * KV);
-    }
-};
-
-/// Memory for a branch's results.
-template <class X>
-struct BranchResults {
-    X* out;         // (B, R, NH, HS)
-    Wide<X>* lse;   // (B, NH, R)
-    Statistics<X> statistics;
-
-    BranchResults(BumpAllocator& allocator, const LayerShape& s, int R)
-        : BranchResults(allocator.take<X>(size_t(s.B) * s.NH * R * s.HS), allocator, s, R) {}
-    /// For a branch whose out takes the memory of the merged one (merge_forward()).
-    BranchResults(X* out_, BumpAllocator& allocator, const LayerShape& s, int R) : out(out_) {
-        const size_t rows = size_t(s.B) * s.NH * R;
-        lse = allocator.take<Wide<X>>(rows);
-        statistics.entropy = allocator.take<Wide<X>>(rows), statistics.pairs = allocator.take<Wide<X>>(rows);
-        statistics.tiles = allocator.take<Wide<X>>(size_t(s.B) * s.NH * tiles_of(R));
-    }
-
-    /// The statistics of the branch that merging needs for the `requested` ones.
-    Statistics<X> statistics_for(const Statistics<X>& requested) const {
-        Statistics<X> own;
-        if (requested.entropy) own.entropy = statistics.entropy;
-        if (requested.pairs) own.pairs = statistics.pairs;
-        if (requested.tiles) own.tiles = statistics.tiles;
-        return own;
-    }
-    template <class Rows>
-    Branch<X, Rows> branch(const Rows& rows) const {
-        return {rows, out, lse, statistics};
     }
 };
 

@@ -8,36 +8,11 @@
 //     dz = P_n (<dout_n, v> - <dout_n, out_n> + dlse_n) = P (<dout, v> - <dout, out>)
 // which is the backward pass of the one softmax on the branch's pairs. A kernel called with the merged out and lse, and with
 // dout unchanged, therefore needs nothing else from the branches' forward passes, and merging has no backward pass
-// (branches.cuh). The GPU merges branches this way. On the CPU the kernel resumes from the previous call; the CPU code here is
-// the reference in the GPU's tests.
+// (branches.cuh). The GPU merges branches this way. On the CPU the kernel resumes from the previous call.
 #pragma once
-#include <cmath>
-
-#include "attention/kernel/rows.cuh"
-#include "attention/kernel/call.h"
+#include "attention/branches/results.cuh"
 
 inline constexpr int MOST_BRANCHES = 8;
-
-/// exp(lse_n - lse); 0 where the branch, or the row, sees nothing.
-template <class W>
-constexpr W merge_weight(W branch_lse, W lse) {
-    return branch_lse == W(-INFINITY) ? W(0) : std::exp(branch_lse - lse);
-}
-
-/// The results of a branch of R rows (rows.cuh).
-template <class X, class Rows>
-struct Branch {
-    using W = Wide<X>;
-    Rows rows;
-    const X* out = nullptr;         // (B, R, NH, HS)
-    const W* lse = nullptr;         // (B, NH, R)
-    Statistics<X> statistics = {};   // entropy, pairs and tiles, where they are merged
-
-    constexpr W lse_of(int NH, int b, int h, int t) const {
-        const int r = rows.row(b, h, t);
-        return r < 0 ? W(-INFINITY) : lse[(size_t(b) * NH + h) * rows.count + r];
-    }
-};
 
 template <class X, class Rows>
 struct Branches {
@@ -57,18 +32,6 @@ struct Branches {
         return largest + std::log(sum);
     }
 };
-
-/// The sum over the query tiles of a branch of R rows that are attributed to the text's query tile `tile`: those at the
-/// same fraction of the length, so that sums over a head are right (on the CPU, ForwardCall::add_visited()).
-/// `of_branch` (B, NH, tiles_of(R)).
-template <class W>
-constexpr W attributed_tiles(const W* of_branch, size_t bh, int R, int T, int tile) {
-    const int mine = tiles_of(R), of_text = tiles_of(T);
-    const int first = (tile * mine + of_text - 1) / of_text, end = ((tile + 1) * mine + of_text - 1) / of_text;
-    W sum = 0;
-    for (int r = first; r < end; r++) sum += of_branch[bh * mine + r];
-    return sum;
-}
 
 /// Writes the statistics of token t, whose merged log-sum-exp is `lse`: the sums of the kernels' counts, and the entropy of choosing
 /// a branch and then one of its keys,
@@ -90,26 +53,6 @@ constexpr void merge_statistics(const Statistics<X>& to, Wide<X> lse, const Bran
     if (to.entropy) to.entropy[bh * s.T + t] = entropy;
     if (to.pairs) to.pairs[bh * s.T + t] = pairs;
     if (to.tiles && t % TILE == 0) to.tiles[bh * tiles_of(s.T) + t / TILE] = tiles;
-}
-
-/// Writes out (B, T, NH, HS), lse (B, NH, T) and the requested statistics.
-template <class X, class Rows>
-void merge_forward(CPU, X* out, Wide<X>* lse, const Branches<X, Rows>& all, const RowShape& s, const Statistics<X>& statistics) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int t = 0; t < s.T; t++)
-            for (int h = 0; h < s.NH; h++) {
-                X weight[MOST_BRANCHES];
-                const X total = all.weigh(weight, s.NH, b, h, t);
-                X* const to = out + ((size_t(b) * s.T + t) * s.NH + h) * s.HS;
-                std::fill_n(to, s.HS, X(0));
-                for (int n = 0; n < all.count; n++) {
-                    const X* const from = row_of_token(all.branch[n].out, all.branch[n].rows, s, b, t, h);
-                    for (int d = 0; d < s.HS && weight[n] > 0; d++) to[d] += weight[n] * from[d];
-                }
-                lse[(size_t(b) * s.NH + h) * s.T + t] = total;
-                if (statistics) merge_statistics(statistics, total, all, s, b, h, t);
-            }
 }
 
 #ifdef WITH_GPU
@@ -136,7 +79,8 @@ __global__ void merge_forward_kernel(X* out, float* lse, const __grid_constant__
     }
 }
 
-/// The same. The first branch's out may be the memory of the merged one if its rows are the text's; nothing else may be shared.
+/// Writes out (B, T, NH, HS), lse (B, NH, T) and the requested statistics. The first branch's out may be the memory of the merged one if
+/// its rows are the text's; nothing else may be shared.
 /// Precondition: HS a multiple of 8.
 template <class X, class Rows>
 void merge_forward(GPU device, X* out, float* lse, const Branches<X, Rows>& all, const RowShape& s,

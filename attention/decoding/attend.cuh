@@ -1,14 +1,15 @@
 // Single-token decode: one query per head and sequence against the KV cache. A layer's forward() with a DecodeStep as its device
 // computes the newest row of each sequence; a kernel call in it appends the rows' keys to the caches and reads the whole caches.
+// DecodeSoftmax is such a call: add() adds the keys visible under a policy, finish() writes the results.
 //
 // On the CPU a step is one row. Scores, masks and running softmax are shared with cpu.h. There is no tile of queries to share a
 // transposed K, so each key is read once, in place.
 //
 // On a GPU a step is a row of each of several sequences. A row needs few multiplications per number that it reads, so it is bound
 // by memory bandwidth: there are no tiles of queries and no tensor cores, query heads that share keys share the reads (four at a
-// time), and the keys of a sequence are split over blocks, because its heads would be too few for a GPU. DecodeSoftmax is such a
-// call: add() writes a partial softmax for each block, finish() merges the parts in order. The slots that a warp reads depend only
-// on the number of slots, so results are the same in every run and in every batch.
+// time), and the keys of a sequence are split over blocks, because its heads would be too few for a GPU. add() writes a partial softmax
+// for each block, finish() merges the parts in order. The slots that a warp reads depend only on the number of slots, so results are
+// the same in every run and in every batch.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -21,24 +22,21 @@
 #include "attention/kernel/features.cuh"
 #endif
 
-/// The device of a decode step. RoPE's table begins at position 0, not at the rows'.
+/// The device of a decode step: one row of each of in.B sequences, in.T = 1; in.B = 1 on the CPU. RoPE's table begins at position 0, not
+/// at the rows'.
 template <class Device, class X, class Slots = RingSlots>
-struct DecodeStep;
-
-/// One row of one sequence on the CPU: in.B = in.T = 1.
-template <class X, class Slots>
-struct DecodeStep<CPU, X, Slots> : CPU {
-    KVCache<CPU, X, Slots>& keys;   // of the previous tokens
-};
-
-#ifdef WITH_GPU
-/// One row of each of in.B sequences on a GPU: in.T = 1.
-template <class X, class Slots>
-struct DecodeStep<GPU, X, Slots> : GPU {
-    KVCache<GPU, X, Slots> keys;   // of the previous tokens
+struct DecodeStep : Device {
+    KVCache<Device, X, Slots> keys;   // of the previous tokens
     DecodeRows rows;
 };
-#endif
+
+/// The softmax of the rows in `a` over cached keys, under several policies one after the other. A policy may have of_row(sequence), if
+/// the mask depends on the sequence, and tile_bias(h, i, j), the bias of the tile.
+template <class Device, class X, class Slots>
+class DecodeSoftmax;
+template <class On, class Device, class X, class Slots>
+DecodeSoftmax(const On&, const KVCache<Device, X, Slots>&, const DecodeRows&, const AttentionForward<X>&, int)
+    -> DecodeSoftmax<Device, X, Slots>;
 
 // ------------------------------------------------------------------------------------------------------------------- the CPU
 
@@ -49,12 +47,6 @@ struct Query {
     int h, i;
     const Wide<X>*head_scalars = nullptr, *row_features = nullptr;
 };
-
-/// Row 0 of the call `a` in head h.
-template <class X>
-Query<X> query_of(const AttentionForward<X>& a, const Features& f, int h, int position) {
-    return {a.q.data + size_t(h) * a.HS, h, position, a.head + size_t(h) * f.head, a.row + size_t(h) * f.row};
-}
 
 /// The running softmax of one row.
 template <class X>
@@ -94,7 +86,8 @@ private:
         const int width = whole_packs<X>(columns);
         Pair<Pack<X>> pair;
         pair.head_scalars = query.head_scalars, pair.row_features = query.row_features;
-        pair.column_stride = keys.column_stride, pair.tile_bias = keys.tile_bias, pair.i = X(query.i);
+        pair.column_stride = keys.column_stride, pair.i = X(query.i);
+        if constexpr (requires { policy.tile_bias(0, 0, 0); }) pair.tile_bias = policy.tile_bias(query.h, query.i, keys.first + n);
         for (int j = 0; j < width; j += LANES<X>) {
             pair.column_features = keys.columns + n + j, pair.j = iota(X(keys.first + n + j));
             store(z + j, policy.score(load<Pack<X>>(z + j), pair));
@@ -117,49 +110,71 @@ private:
     std::vector<X> sums_;   // (HS) of exp(z - largest) v
 };
 
-/// Writes out, lse and, with a gate, gated_out of head h.
-template <class X>
-void write_row(const AttentionForward<X>& a, int h, const QueryRow<X>& row) {
-    X* const out = a.out + size_t(h) * a.HS;
-    row.write(out);
-    a.lse[h] = row.lse();
-    for (int d = 0; a.gate && d < a.HS; d++) a.gated_out[size_t(h) * a.HS + d] = a.gate[h] * out[d];
-}
+template <class X, class Slots>
+class DecodeSoftmax<CPU, X, Slots> {
+public:
+    DecodeSoftmax(CPU, const KVCache<CPU, X, Slots>& cache, const DecodeRows& rows, const AttentionForward<X>& a, int /*calls*/)
+        : cache_(cache), a_(a), sequence_(rows.sequence[0]), position_(rows.position[0]), rows_(a.NH, QueryRow<X>(a.HS)) {}
 
-/// Computes out and lse of the row, and gated_out with a gate. Calls attend(h, row, span), which adds to the row's softmax, for
-/// every query head and every tile of `keys` (a KVCache, or a type with its each_span(), span(), tile() and tile_size()). Heads
-/// that share keys process a tile in turn, so that it is loaded from memory once.
-template <class X, class Keys, class Attend>
-void attend(const AttentionForward<X>& a, const Keys& keys, Attend attend) {
-    const int group = a.NH / a.NKV;
-#pragma omp parallel for
-    for (int first = 0; first < a.NH; first += group) {
-        std::vector<QueryRow<X>> rows(group, QueryRow<X>(a.HS));
-        std::vector<X> memory(keys.tile_size());
-        keys.each_span(first, [&](const KeySpan<X>& span) {
-            for (int n = 0; n < span.count; n += TILE) {
-                const int j = span.first + n, count = std::min(TILE, span.count - n);
-                const KeySpan<X> tile = keys.tile(first, j, count, memory.data());
-                for (int g = 0; g < group; g++) {
-                    KeySpan<X> of_head = keys.span(first + g, j, count);
-                    of_head.k = tile.k, of_head.v = tile.v;
-                    attend(first + g, rows[g], of_head);
-                }
-            }
-        });
-        for (int g = 0; g < group; g++) write_row(a, first + g, rows[g]);
+    /// Adds the keys that are visible to the row's queries q (NH, HS) under `policy`.
+    template <class P>
+    void add(const P& policy, const Heads<const X>& q) {
+        add(policy, q, [](int, KeySpan<X>&) {});
     }
-}
 
-/// The kernel call of a decode step: appends the row's keys to the cache and attends to all of them.
-template <class X, class Slots, class P>
-void attention_forward(const DecodeStep<CPU, X, Slots>& step, const P& policy, const AttentionForward<X>& a) {
-    const int position = step.keys.tokens();
-    step.keys.append(a);
-    attend(a, step.keys, [&](int h, QueryRow<X>& row, const KeySpan<X>& keys) {
-        row.visit(policy, query_of(a, policy.features(), h, position), keys);
-    });
-}
+    /// The same, where change(h, span) may replace the keys of a tile. Heads that share keys process a tile in turn, so that it is
+    /// loaded from memory once.
+    template <class P, class Change>
+    void add(const P& policy, const Heads<const X>& q, Change change) {
+        const auto of_row = of_sequence(policy);
+        const Features f = policy.features();
+        const int group = a_.NH / a_.NKV;
+#pragma omp parallel for
+        for (int kv = 0; kv < a_.NKV; kv++) {
+            std::vector<X> memory(cache_.tile_size());
+            each_tile([&](int j, int count) {
+                const KeySpan<X> tile = cache_.tile(sequence_, kv, j, count, memory.data());
+                for (int h = kv * group; h < (kv + 1) * group; h++) {
+                    KeySpan<X> keys = tile;
+                    keys.columns = cache_.head_columns(sequence_, h) + cache_.slots.slot(j), keys.column_stride = cache_.column_stride;
+                    change(h, keys);
+                    const X* const of_head = q.data + size_t(h) * a_.HS;
+                    rows_[h].visit(of_row, {of_head, h, position_, a_.head + size_t(h) * f.head, a_.row + size_t(h) * f.row}, keys);
+                }
+            });
+        }
+    }
+
+    /// Writes out, lse and, with a gate, gated_out.
+    void finish() const {
+        for (int h = 0; h < a_.NH; h++) {
+            X* const out = a_.out + size_t(h) * a_.HS;
+            rows_[h].write(out);
+            a_.lse[h] = rows_[h].lse();
+            for (int d = 0; a_.gate && d < a_.HS; d++) a_.gated_out[size_t(h) * a_.HS + d] = a_.gate[h] * out[d];
+        }
+    }
+
+private:
+    template <class P>
+    auto of_sequence(const P& policy) const {
+        if constexpr (requires { policy.of_row(sequence_); }) return policy.of_row(sequence_);
+        else return policy;
+    }
+
+    /// Calls use(j, count) for all tiles of cached keys, in the order of the sequence.
+    template <class Use>
+    void each_tile(Use use) const {
+        const int tokens = position_ + 1;
+        for (SlotRun run = cache_.slots.run(0, tokens); run.count; run = cache_.slots.run(run.first + run.count, tokens))
+            for (int n = 0; n < run.count; n += TILE) use(run.first + n, std::min(TILE, run.count - n));
+    }
+
+    const KVCache<CPU, X, Slots>& cache_;
+    const AttentionForward<X>& a_;
+    int sequence_, position_;
+    std::vector<QueryRow<X>> rows_;   // (NH)
+};
 
 #ifdef WITH_GPU
 // --------------------------------------------------------------------------------------------------------------------- a GPU
@@ -343,7 +358,7 @@ private:
         if constexpr (MODIFIES_SCORES<P>) {
             const Features f = policy_.features();
             Pair<ScoreNumber<X>> pair{a_.head + size_t(h) * f.head, a_.row + (size_t(b_) * a_.NH + h) * f.row,
-                                      keys_.head_columns(sequence_, h) + slot, size_t(keys_.slots.count()), float(i_), float(j)};
+                                      keys_.head_columns(sequence_, h) + slot, size_t(keys_.column_stride), float(i_), float(j)};
             if constexpr (requires { policy_.tile_bias(h, i_, j); }) pair.tile_bias = policy_.tile_bias(h, i_, j);
             return float(policy_.score(ScoreNumber<X>(scaled), pair));
         }
@@ -375,8 +390,7 @@ private:
     float largest_ = -INFINITY, sum_ = 0;
 };
 
-/// A policy for the rows of one sequence: of_row(sequence) if the mask depends on the sequence, or tile_bias(h, i, j) for the
-/// biases of tiles.
+/// The policy for the rows of one sequence. (Not constexpr for both devices, which it would not be where a policy's constructor is not.)
 template <class P>
 __device__ __forceinline__ auto policy_of_row(const P& policy, int sequence) {
     if constexpr (requires { policy.of_row(sequence); }) return policy.of_row(sequence);
@@ -459,10 +473,10 @@ void merge_parts(const GPU& device, const AttentionForward<X>& a, const RowParts
     launch(device, merge_parts_kernel<X>, blocks_for(rows, WARPS), WARPS * WARP, 0, a, parts, rows);
 }
 
-/// The running softmaxes of the rows in `a` over cached keys, under `calls` policies one after the other.
-template <class X, class Slots = RingSlots>
-class DecodeSoftmax {
+template <class X, class Slots>
+class DecodeSoftmax<GPU, X, Slots> {
 public:
+    /// Precondition of finish(): `calls` calls of add().
     DecodeSoftmax(const GPU& device, const KVCache<GPU, X, Slots>& keys, const DecodeRows& rows, const AttentionForward<X>& a,
                   int calls)
         : device_(device), keys_(keys), rows_(rows), a_(a),
@@ -487,7 +501,6 @@ public:
         calls_++;
     }
 
-    /// Precondition: `calls` calls of add().
     void finish() { merge_parts(device_, a_, parts_); }
 
 private:
@@ -503,13 +516,20 @@ private:
     int calls_ = 0;
 };
 
-/// The kernel call of a decode step: appends the rows' keys to the caches, and each row attends to its whole sequence.
-template <class X, class Slots, class P>
-void attention_forward(const DecodeStep<GPU, X, Slots>& step, const P& policy, const AttentionForward<X>& a) {
-    append(step, step.keys, a, step.rows);
-    DecodeSoftmax<X, Slots> softmax(step, step.keys, step.rows, a, 1);
+#endif
+
+/// Attention of the rows in `a` to the keys of `cache` under a policy.
+template <class On, class Device, class X, class Slots, class P>
+void attend(const On& device, const KVCache<Device, X, Slots>& cache, const DecodeRows& rows, const AttentionForward<X>& a,
+            const P& policy) {
+    DecodeSoftmax softmax(device, cache, rows, a, 1);
     softmax.add(policy, a.q);
     softmax.finish();
 }
 
-#endif
+/// The kernel call of a decode step: appends the rows' keys to the caches, and each row attends to its whole sequence.
+template <class Device, class X, class Slots, class P>
+void attention_forward(const DecodeStep<Device, X, Slots>& step, const P& policy, const AttentionForward<X>& a) {
+    append(step, step.keys, a, step.rows);
+    attend(step, step.keys, step.rows, a, policy);
+}

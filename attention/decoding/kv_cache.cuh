@@ -1,5 +1,5 @@
-// KV caches of a layer: of one sequence on the CPU, of several on a GPU. There all values that change from step to step are in device
-// memory, so that steps with the same number of rows have identical launches.
+// The KV cache of a layer: several sequences, each with its own length. All values that change from step to step are in device memory, so
+// that a GPU's steps with the same number of rows have identical launches.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "attention/decoding/layer_cache.h"
 #include "attention/mechanism.h"
+#include "attention/scores/each_element.cuh"
 #include "model/device/math.h"
 #include "model/operations/matrix.h"
 
@@ -124,119 +125,48 @@ struct KeySpan {
     Heads<const X> k, v;
     const Wide<X>* columns = nullptr;   // feature f of row n at columns[f * column_stride + n]; readable for a pack past the end
     size_t column_stride = 0;
-    Wide<X> tile_bias = 0;
 };
 
-/// Keys, values and features of columns.
+/// Keys, values and features of columns of several sequences; an argument of kernels.
 template <class Device, class X, class Slots = RingSlots>
-class KVCache;
-
-/// The cache of one sequence, on the CPU.
-template <class X, class Slots>
-class KVCache<CPU, X, Slots> {
-public:
-    KVCache(BumpAllocator& memory, const CacheRoom& room, int column_features, const typename Slots::Kept& kept)
-        : slots_(kept, room.T), stored_(room.keys), NH_(room.NH), NKV_(room.NKV), HS_(room.HS), features_(column_features) {
-        const size_t slots = size_t(slots_.count());
-        const bool rounds = stored_ == Stored::as_bf16;
-        k_ = memory.take<X>(rounds ? 0 : slots * row()), v_ = memory.take<X>(rounds ? 0 : slots * row());
-        bf16_k_ = memory.take<StoredBf16>(rounds ? slots * row() : 0),
-        bf16_v_ = memory.take<StoredBf16>(rounds ? slots * row() : 0);
-        column_stride_ = slots + LANES<X>;
-        columns_ = memory.take<Wide<X>>(size_t(NH_) * features_ * column_stride_);
-    }
-
-    /// Number of tokens of the sequence so far.
-    int tokens() const { return tokens_; }
-
-    /// Appends the a.S tokens of a.k, a.v and a.column.
-    void append(const AttentionForward<X>& a) {
-        for (int j = 0; j < a.S; j++, tokens_++) {
-            const size_t to = slots_.slot(tokens_);
-            keep(a.k.data + j * a.k.row, k_, bf16_k_, to);
-            keep(a.v.data + j * a.v.row, v_, bf16_v_, to);
-            for (int n = 0; n < NH_ * features_; n++) columns_[n * column_stride_ + to] = a.column[size_t(n) * padded(a.S) + j];
-        }
-    }
-
-    /// Feature f of head h of the last token.
-    Wide<X> last_feature(int h, int f) const {
-        return columns_[(size_t(h) * features_ + f) * column_stride_ + slots_.slot(tokens_ - 1)];
-    }
-
-    /// Calls use(span) for all cached keys of query head h, in the order of the sequence.
-    template <class Use>
-    void each_span(int h, Use use) const {
-        for (SlotRun run = slots_.run(0, tokens_); run.count; run = slots_.run(run.first + run.count, tokens_))
-            use(span(h, run.first, run.count));
-    }
-
-    /// Size of the memory that tile() needs, in elements.
-    size_t tile_size() const { return stored_ == Stored::as_bf16 ? size_t(2) * TILE * HS_ : 0; }
-
-    /// span() of at most TILE keys in type X: in place, or widened into `memory` (tile_size()).
-    KeySpan<X> tile(int h, int j, int count, X* memory) const {
-        KeySpan<X> keys = span(h, j, count);
-        if (stored_ == Stored::as_computed) return keys;
-        const size_t from = slots_.slot(j) * row() + size_t(h / (NH_ / NKV_)) * HS_;
-        X* const values = memory + size_t(TILE) * HS_;
-        for (int n = 0; n < count; n++) {
-            widen(memory + size_t(n) * HS_, bf16_k_ + from + n * row(), HS_);
-            widen(values + size_t(n) * HS_, bf16_v_ + from + n * row(), HS_);
-        }
-        keys.k = {memory, size_t(HS_)}, keys.v = {values, size_t(HS_)};
-        return keys;
-    }
-
-    /// Keys j .. j + count - 1 of query head h; without k and v if these are stored as bf16. Precondition: the keys are cached in
-    /// consecutive slots.
-    KeySpan<X> span(int h, int j, int count) const {
-        const int slot = slots_.slot(j);
-        const size_t at = stored_ == Stored::as_bf16 ? 0 : slot * row() + size_t(h / (NH_ / NKV_)) * HS_;
-        return {
-            j, count, {k_ + at, row()}, {v_ + at, row()}, columns_ + size_t(h) * features_ * column_stride_ + slot, column_stride_};
-    }
-
-private:
-    size_t row() const { return size_t(NKV_) * HS_; }
-    void keep(const X* from, X* exact, StoredBf16* rounded, size_t slot) {
-        if (stored_ == Stored::as_computed) std::copy_n(from, row(), exact + slot * row());
-        else std::transform(from, from + row(), rounded + slot * row(), [](X x) { return StoredBf16(x); });
-    }
-
-    Slots slots_;
-    Stored stored_;
-    int NH_, NKV_, HS_, features_, tokens_ = 0;
-    X *k_, *v_;            // (slots, NKV, HS), or
-    StoredBf16 *bf16_k_, *bf16_v_;
-    Wide<X>* columns_;     // (NH, features, column_stride)
-    size_t column_stride_;
-};
-
-#ifdef WITH_GPU
-
-/// The cache of several sequences, on a GPU; an argument of kernels.
-template <class X, class Slots>
-class KVCache<GPU, X, Slots> {
-public:
+struct KVCache {
     Slots slots;   // of each sequence
+    Stored stored;
     int NH, NKV, HS, features;
-    X *k, *v;         // (sequences, NKV, slots, HS)
-    float* columns;   // (sequences, NH, features, slots)
+    int column_stride;              // the slots and, on the CPU, a pack more
+    X *k, *v;                       // (sequences, NKV, slots, HS), or, on the CPU,
+    StoredBf16 *bf16_k, *bf16_v;    // the same rounded
+    Wide<X>* columns;               // (sequences, NH, features, column_stride)
 
     /// Capacity: room.B sequences of room.T tokens each.
-    KVCache(BumpAllocator& memory, const LayerShape& room, int column_features, const typename Slots::Kept& kept)
-        : slots(kept, room.T), NH(room.NH), NKV(room.NKV), HS(room.HS), features(column_features) {
-        const size_t rows = size_t(room.B) * slots.count();
-        k = memory.take<X>(rows * NKV * HS), v = memory.take<X>(rows * NKV * HS);
-        columns = memory.take<float>(rows * NH * features);
+    KVCache(BumpAllocator& memory, const CacheRoom& room, int column_features, const typename Slots::Kept& kept)
+        : slots(kept, room.T), stored(room.keys), NH(room.NH), NKV(room.NKV), HS(room.HS), features(column_features),
+          column_stride(slots.count() + (std::is_same_v<Device, CPU> ? LANES<X> : 0)) {
+        const size_t numbers = size_t(room.B) * NKV * slots.count() * HS, rounded = stored == Stored::as_bf16 ? numbers : 0;
+        k = memory.take<X>(numbers - rounded), v = memory.take<X>(numbers - rounded);
+        bf16_k = memory.take<StoredBf16>(rounded), bf16_v = memory.take<StoredBf16>(rounded);
+        columns = memory.take<Wide<X>>(size_t(room.B) * NH * features * column_stride);
     }
 
     /// Key head kv's rows of k or v in a sequence.
     constexpr size_t head_at(int sequence, int kv) const { return (size_t(sequence) * NKV + kv) * slots.count() * HS; }
-    /// Query head h's features in a sequence: feature f of slot s at [f * slots.count() + s].
-    constexpr float* head_columns(int sequence, int h) const {
-        return columns + (size_t(sequence) * NH + h) * features * slots.count();
+    /// Query head h's features in a sequence: feature f of slot s at [f * column_stride + s].
+    constexpr Wide<X>* head_columns(int sequence, int h) const {
+        return columns + (size_t(sequence) * NH + h) * features * column_stride;
+    }
+
+    // ---- on the CPU
+
+    /// Size of the memory that tile() needs, in elements.
+    size_t tile_size() const { return stored == Stored::as_bf16 ? size_t(2) * TILE * HS : 0; }
+
+    /// Keys j .. j + count - 1 of a sequence, at most TILE, of key head kv: in place, or widened into `memory` (tile_size()).
+    /// Precondition: the keys are cached in consecutive slots.
+    KeySpan<X> tile(int sequence, int kv, int j, int count, X* memory) const {
+        const size_t from = head_at(sequence, kv) + size_t(slots.slot(j)) * HS, row = HS;
+        if (stored == Stored::as_computed) return {j, count, {k + from, row}, {v + from, row}};
+        widen(memory, bf16_k + from, count * row), widen(memory + TILE * row, bf16_v + from, count * row);
+        return {j, count, {memory, row}, {memory + TILE * row, row}};
     }
 };
 
@@ -247,57 +177,62 @@ struct NewKeys {
 
     constexpr int sequence_of(int b) const { return rows.sequence ? rows.sequence[b] : sequence; }
     constexpr int position(int b, int t) const { return rows.sequence ? rows.position[b] : t; }
-    /// Whether the token is the last of a prompt in its slot. A prompt is written in no order, so that only the last may write.
+    /// Whether the token is the last of a prompt in its slot. Tokens of a prompt are written in any order.
     template <class Slots>
     constexpr bool takes_slot(const Slots& slots, int t) const {
         return rows.sequence || slots.token(slots.slot(t), first + count) == t;
     }
 };
 
-/// Block (n, b): token to.first + n of sequence b, keys and values of all heads.
-template <class X, class Slots>
-__global__ void append_keys_kernel(const KVCache<GPU, X, Slots> keys, const AttentionForward<X> a, const NewKeys to) {
-    constexpr int PIECE = Packed<X>::size;
-    const int b = blockIdx.y, t = to.first + int(blockIdx.x), pieces = keys.NKV * keys.HS / PIECE;
-    if (!to.takes_slot(keys.slots, t)) return;
-    const int sequence = to.sequence_of(b), slot = keys.slots.slot(to.position(b, t));
-    const size_t token = size_t(b) * a.S + t;
-    for (int n = threadIdx.x; n < pieces; n += blockDim.x) {
-        const int d = n * PIECE;
-        const size_t at = keys.head_at(sequence, d / keys.HS) + size_t(slot) * keys.HS + d % keys.HS;
-        store_packed(keys.k + at, load_packed(a.k.data + token * a.k.row + d));
-        store_packed(keys.v + at, load_packed(a.v.data + token * a.v.row + d));
+/// Appends keys and values. Rows are (b, token, key head).
+template <class Device, class X, class Slots>
+struct AppendKeys {
+    KVCache<Device, X, Slots> cache;
+    Heads<const X> k, v;   // (B, S, NKV, HS)
+    int S;
+    NewKeys to;
+    constexpr void operator()(unsigned row, int d) const {
+        const int kv = int(row) % cache.NKV, n = int(row) / cache.NKV, t = to.first + n % to.count, b = n / to.count;
+        if (!to.takes_slot(cache.slots, t)) return;
+        const size_t at = cache.head_at(to.sequence_of(b), kv) + size_t(cache.slots.slot(to.position(b, t))) * cache.HS + d;
+        const size_t token = size_t(b) * S + t, from = size_t(kv) * cache.HS + d;
+        const X key = k.data[token * k.row + from], value = v.data[token * v.row + from];
+        if (cache.stored == Stored::as_computed) cache.k[at] = key, cache.v[at] = value;
+        else if constexpr (std::is_same_v<Device, CPU>) cache.bf16_k[at] = StoredBf16(key), cache.bf16_v[at] = StoredBf16(value);
     }
-}
+};
 
-/// The same for the features: a thread for each token, head and feature of sequence b.
-template <class X, class Slots>
-__global__ void append_columns_kernel(const KVCache<GPU, X, Slots> keys, const AttentionForward<X> a, const NewKeys to) {
-    const int b = blockIdx.y, n = int(blockIdx.x * blockDim.x + threadIdx.x);
-    const int t = to.first + n % to.count, row = n / to.count;   // of (NH, features)
-    if (row >= keys.NH * keys.features || !to.takes_slot(keys.slots, t)) return;
-    const int slot = keys.slots.slot(to.position(b, t));
-    keys.head_columns(to.sequence_of(b), 0)[size_t(row) * keys.slots.count() + slot] =
-        a.column[(size_t(b) * keys.NH * keys.features + row) * padded(a.S) + t];
-}
+/// Appends features. Rows are (b, query head, feature).
+template <class Device, class X, class Slots>
+struct AppendColumns {
+    KVCache<Device, X, Slots> cache;
+    const Wide<X>* column;   // (B, NH, features, padded(S))
+    int S;
+    NewKeys to;
+    constexpr void operator()(unsigned row, int n) const {
+        const int t = to.first + n, of_sequence = cache.NH * cache.features, b = int(row) / of_sequence;
+        if (!to.takes_slot(cache.slots, t)) return;
+        Wide<X>* const features = cache.head_columns(to.sequence_of(b), 0) + size_t(row % of_sequence) * cache.column_stride;
+        features[cache.slots.slot(to.position(b, t))] = column[size_t(row) * padded(S) + t];
+    }
+};
 
-template <class X, class Slots>
-void append(const GPU& device, const KVCache<GPU, X, Slots>& keys, const AttentionForward<X>& a, const NewKeys& to) {
-    const size_t columns = size_t(to.count) * keys.NH * keys.features;
-    if (to.count) launch(device, append_keys_kernel<X, Slots>, Grid(to.count, a.B), 4 * WARP, 0, keys, a, to);
-    if (columns) launch(device, append_columns_kernel<X, Slots>, Grid(blocks_for(columns, 256), a.B), 256, 0, keys, a, to);
+template <class On, class Device, class X, class Slots>
+void append(const On& device, const KVCache<Device, X, Slots>& cache, const AttentionForward<X>& a, const NewKeys& to) {
+    const size_t features = size_t(a.B) * cache.NH * cache.features;
+    if (to.count == 0) return;
+    each_element(device, size_t(a.B) * to.count * cache.NKV, cache.HS, AppendKeys<Device, X, Slots>{cache, a.k, a.v, a.S, to});
+    if (features) each_element(device, features, to.count, AppendColumns<Device, X, Slots>{cache, a.column, a.S, to});
 }
 
 /// Prefill: the first a.S tokens of a sequence.
-template <class X, class Slots>
-void append_prompt(const GPU& device, const KVCache<GPU, X, Slots>& keys, const AttentionForward<X>& a, int sequence) {
-    append(device, keys, a, NewKeys{{}, sequence, 0, a.S});
+template <class On, class Device, class X, class Slots>
+void append_prompt(const On& device, const KVCache<Device, X, Slots>& cache, const AttentionForward<X>& a, int sequence) {
+    append(device, cache, a, NewKeys{{}, sequence, 0, a.S});
 }
 
 /// Decode: one token of each of a.B sequences.
-template <class X, class Slots>
-void append(const GPU& device, const KVCache<GPU, X, Slots>& keys, const AttentionForward<X>& a, const DecodeRows& rows) {
-    append(device, keys, a, NewKeys{rows});
+template <class On, class Device, class X, class Slots>
+void append(const On& device, const KVCache<Device, X, Slots>& cache, const AttentionForward<X>& a, const DecodeRows& rows) {
+    append(device, cache, a, NewKeys{rows});
 }
-
-#endif

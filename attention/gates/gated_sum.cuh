@@ -11,6 +11,9 @@ template <class X>
 struct GatedBranches {
     X* out[BRANCHES];          // (B, T, NH, HS)
     Wide<X>* gate[BRANCHES];   // (B, T, NH)
+    GatedBranches(BumpAllocator& allocator, size_t heads, int HS) {
+        for (int c = 0; c < BRANCHES; c++) out[c] = allocator.take<X>(heads * HS), gate[c] = allocator.take<Wide<X>>(heads);
+    }
 };
 
 /// Rows are tokens; element n of a token's logits (BRANCHES, NH) belongs to branch n / NH.

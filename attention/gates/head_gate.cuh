@@ -76,27 +76,15 @@ __device__ __forceinline__ float logit(const X* q, const X* k, const X* weights,
     for (int d = threadIdx.x % WARP; d < HS; d += WARP) u += to_float(w[d]) * to_float(q[d]) + to_float(w[HS + d]) * to_float(k[d]);
     return warp_sum(u) + to_float(weights[p.bias + h]);
 }
-
-/// What the kernels below read of LayerInputs.
-template <class X>
-struct Inputs {
-    const X *q_pre, *k_pre;
-    size_t row;
-    int tokens, NH, NKV, HS;
-    explicit Inputs(const LayerInputs<X>& in)
-        : q_pre(in.q_pre), k_pre(in.k_pre), row(in.qk_row), tokens(in.B * in.T), NH(in.NH), NKV(in.NKV), HS(in.HS) {}
-    __device__ const X* query(int n, int h) const { return q_pre + n * row + size_t(h) * HS; }
-    __device__ const X* key(int n, int h) const { return k_pre + n * row + size_t(h / (NH / NKV)) * HS; }
-};
 }   // namespace head_gate
 
 /// One warp per (token, head). Forward: numbers = gate. Backward: numbers holds dgate on entry and dL/du on return.
 template <bool BACKWARD, class X>
-__global__ void head_gate_kernel(float* numbers, const head_gate::Inputs<X> in, const X* weights, const HeadGate p) {
+__global__ void head_gate_kernel(float* numbers, const __grid_constant__ LayerInputs<X> in, const X* weights, const HeadGate p) {
     const size_t at = size_t(blockIdx.x) * head_gate::WARPS + threadIdx.x / WARP;
-    if (at >= size_t(in.tokens) * in.NH) return;
+    if (at >= size_t(in.B) * in.T * in.NH) return;
     const int n = int(at / in.NH), h = int(at % in.NH);
-    const float u = head_gate::logit(in.query(n, h), in.key(n, h), weights, p, h, in.HS);
+    const float u = head_gate::logit(in.query(in.q_pre, 0, n, h), in.key(in.k_pre, 0, n, h), weights, p, h, in.HS);
     if (threadIdx.x % WARP) return;
     if (BACKWARD) numbers[at] = h < p.dense ? 0 : numbers[at] * p.slope(u);
     else numbers[at] = h < p.dense ? 1 : p.gate(u);
@@ -104,12 +92,13 @@ __global__ void head_gate_kernel(float* numbers, const head_gate::Inputs<X> in, 
 
 /// Block (chunk of tokens, h): partials[chunk] of dw_h, and after all of those of db_h.
 template <class X>
-__global__ void head_gate_weight_kernel(float* weights, float* biases, const float* du, const head_gate::Inputs<X> in) {
-    const int h = blockIdx.y, first = blockIdx.x * head_gate::TOKENS, end = min(in.tokens, first + head_gate::TOKENS);
+__global__ void head_gate_weight_kernel(float* weights, float* biases, const float* du, const __grid_constant__ LayerInputs<X> in) {
+    const int h = blockIdx.y, first = blockIdx.x * head_gate::TOKENS, end = min(in.B * in.T, first + head_gate::TOKENS);
     for (int d = threadIdx.x; d < 2 * in.HS; d += blockDim.x) {
         float sum = 0;
         for (int n = first; n < end; n++)
-            sum += du[size_t(n) * in.NH + h] * to_float(d < in.HS ? in.query(n, h)[d] : in.key(n, h)[d - in.HS]);
+            sum += du[size_t(n) * in.NH + h] *
+                   to_float(d < in.HS ? in.query(in.q_pre, 0, n, h)[d] : in.key(in.k_pre, 0, n, h)[d - in.HS]);
         weights[(size_t(blockIdx.x) * in.NH + h) * 2 * in.HS + d] = sum;
     }
     if (threadIdx.x) return;
@@ -120,25 +109,25 @@ __global__ void head_gate_weight_kernel(float* weights, float* biases, const flo
 
 /// Block n: dq_pre and dk_pre of one token, one thread per element.
 template <class X>
-__global__ void head_gate_input_kernel(float* dq_pre, float* dk_pre, const float* du, const head_gate::Inputs<X> in,
+__global__ void head_gate_input_kernel(float* dq_pre, float* dk_pre, const float* du, const __grid_constant__ LayerInputs<X> in,
                                        const X* weights, const HeadGate p) {
     const int HS = in.HS, group = in.NH / in.NKV;
     const size_t n = blockIdx.x;
     const float* mine = du + n * in.NH;
     for (int i = threadIdx.x; i < in.NH * HS; i += blockDim.x)
-        dq_pre[n * in.row + i] += mine[i / HS] * to_float(weights[p.weight + size_t(i / HS) * 2 * HS + i % HS]);
+        dq_pre[n * in.qk_row + i] += mine[i / HS] * to_float(weights[p.weight + size_t(i / HS) * 2 * HS + i % HS]);
     for (int i = threadIdx.x; i < in.NKV * HS; i += blockDim.x) {
         float sum = 0;
         for (int h = i / HS * group; h < (i / HS + 1) * group; h++)
             sum += mine[h] * to_float(weights[p.weight + size_t(h) * 2 * HS + HS + i % HS]);
-        dk_pre[n * in.row + i] += sum;
+        dk_pre[n * in.qk_row + i] += sum;
     }
 }
 
 template <class X>
 void head_gate_forward(GPU device, float* gate, const LayerInputs<X>& in, const X* weights, const HeadGate& p) {
     const Grid grid(blocks_for(size_t(in.B) * in.T * in.NH, head_gate::WARPS));
-    launch(device, head_gate_kernel<false, X>, grid, head_gate::WARPS * WARP, 0, gate, head_gate::Inputs<X>(in), weights, p);
+    launch(device, head_gate_kernel<false, X>, grid, head_gate::WARPS * WARP, 0, gate, in, weights, p);
 }
 
 inline size_t head_gate_workspace(GPU, const LayerShape& s) {
@@ -148,15 +137,14 @@ inline size_t head_gate_workspace(GPU, const LayerShape& s) {
 template <class X>
 void head_gate_backward(GPU device, float* dweights, float* dq_pre, float* dk_pre, float* dgate, const LayerInputs<X>& in,
                         const X* weights, const HeadGate& p, std::byte* workspace) {
-    const head_gate::Inputs<X> inputs(in);
-    const size_t chunks = blocks_for(inputs.tokens, head_gate::TOKENS), numbers = size_t(in.NH) * 2 * in.HS;
+    const size_t tokens = size_t(in.B) * in.T, chunks = blocks_for(tokens, head_gate::TOKENS), numbers = size_t(in.NH) * 2 * in.HS;
     float *partials = reinterpret_cast<float*>(workspace), *biases = partials + chunks * numbers;
-    const Grid grid(blocks_for(size_t(inputs.tokens) * in.NH, head_gate::WARPS));
-    launch(device, head_gate_kernel<true, X>, grid, head_gate::WARPS * WARP, 0, dgate, inputs, weights, p);
-    launch(device, head_gate_weight_kernel<X>, Grid(chunks, in.NH), 128, 0, partials, biases, dgate, inputs);
+    const Grid grid(blocks_for(tokens * in.NH, head_gate::WARPS));
+    launch(device, head_gate_kernel<true, X>, grid, head_gate::WARPS * WARP, 0, dgate, in, weights, p);
+    launch(device, head_gate_weight_kernel<X>, Grid(chunks, in.NH), 128, 0, partials, biases, dgate, in);
     sum_partials(device, dweights + p.weight, partials, chunks, numbers, Write::add);
     sum_partials(device, dweights + p.bias, biases, chunks, size_t(in.NH), Write::add);
-    launch(device, head_gate_input_kernel<X>, Grid(inputs.tokens), 256, 0, dq_pre, dk_pre, dgate, inputs, weights, p);
+    launch(device, head_gate_input_kernel<X>, Grid(tokens), 256, 0, dq_pre, dk_pre, dgate, in, weights, p);
 }
 
 #endif

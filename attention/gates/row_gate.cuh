@@ -1,13 +1,22 @@
 // The output gate outside of the kernel, on results in memory: where a GPU gathers rows, the gate's order is not the kernel's.
 #pragma once
-#include "model/device/device.h"
+#include "attention/scores/each_element.cuh"
 
-/// gated (heads, HS) = gate out; `heads` counts the heads of all tokens.
 template <class X>
-void gate_rows_forward(CPU, X* gated, const X* out, const X* gate, size_t heads, int HS) {
-#pragma omp parallel for
-    for (size_t n = 0; n < heads; n++)
-        for (int d = 0; d < HS; d++) gated[n * HS + d] = gate[n] * out[n * HS + d];
+struct GateRows {
+    X* gated;
+    const X* out;
+    const Wide<X>* gate;
+    int HS;
+    constexpr void operator()(unsigned n, int d) const {
+        const size_t at = size_t(n) * HS + d;
+        gated[at] = narrowed<X>(gate[n] * widened(out[at]));
+    }
+};
+/// gated (heads, HS) = gate out; `heads` counts the heads of all tokens.
+template <class Device, class X>
+void gate_rows_forward(Device device, X* gated, const X* out, const Wide<X>* gate, size_t heads, int HS) {
+    each_element(device, heads, HS, GateRows<X>{gated, out, gate, HS});
 }
 
 /// dout (heads, HS) = gate dgated;  dgate (heads) = <dgated, out>.
@@ -28,12 +37,6 @@ void gate_rows_backward(CPU, X* dout, X* dgate, const X* dgated, const X* out, c
 
 /// One warp per head of a token.
 template <class X>
-__global__ void gate_rows_forward_kernel(X* gated, const X* out, const float* gate, size_t heads, int HS) {
-    const size_t n = size_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (n >= heads) return;
-    for (int d = threadIdx.x % WARP; d < HS; d += WARP) gated[n * HS + d] = from_float<X>(gate[n] * to_float(out[n * HS + d]));
-}
-template <class X>
 __global__ void gate_rows_backward_kernel(X* dout, float* dgate, const X* dgated, const X* out, const float* gate, size_t heads,
                                           int HS) {
     const size_t n = size_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
@@ -48,10 +51,6 @@ __global__ void gate_rows_backward_kernel(X* dout, float* dgate, const X* dgated
     if (threadIdx.x % WARP == 0) dgate[n] = sum;
 }
 
-template <class X>
-void gate_rows_forward(GPU device, X* gated, const X* out, const float* gate, size_t heads, int HS) {
-    launch(device, gate_rows_forward_kernel<X>, blocks_for(heads, 4), 4 * WARP, 0, gated, out, gate, heads, HS);
-}
 template <class X>
 void gate_rows_backward(GPU device, X* dout, float* dgate, const X* dgated, const X* out, const float* gate, size_t heads, int HS) {
     launch(device, gate_rows_backward_kernel<X>, blocks_for(heads, 4), 4 * WARP, 0, dout, dgate, dgated, out, gate, heads, HS);

@@ -7,6 +7,7 @@
 #pragma once
 #include <algorithm>
 
+#include "attention/scores/each_element.cuh"
 #include "model/device/math.h"
 #include "model/operations/linear.cuh"
 
@@ -31,18 +32,27 @@ void token_linear_backward(CPU device, X* dx, X* dweight, X* dbias, const X* du,
     linear_backward_weight(device, dweight, dbias, du, p.x, p.rows, p.C, p.N, Write::add);
 }
 
+template <class W>
+struct Sigmoid {
+    W* g;
+    constexpr void operator()(unsigned n, int) const { g[n] = sigmoid(g[n]); }
+};
 /// g (n) = sigmoid(g).
-template <class X>
-void sigmoid_forward(CPU, X* g, size_t n) {
-#pragma omp parallel for
-    for (size_t i = 0; i < n; i++) g[i] = sigmoid(g[i]);
+template <class Device, class W>
+void sigmoid_forward(Device device, W* g, size_t n) {
+    each_element(device, n, 1, Sigmoid<W>{g});
 }
 
+template <class W>
+struct SigmoidBackward {
+    W* dg;
+    const W* g;
+    constexpr void operator()(unsigned n, int) const { dg[n] *= g[n] * (1 - g[n]); }
+};
 /// dg (n), the gradient of g = sigmoid(u), becomes that of u: du = dg g (1 - g).
-template <class X>
-void sigmoid_backward(CPU, X* dg, const X* g, size_t n) {
-#pragma omp parallel for
-    for (size_t i = 0; i < n; i++) dg[i] *= g[i] * (1 - g[i]);
+template <class Device, class W>
+void sigmoid_backward(Device device, W* dg, const W* g, size_t n) {
+    each_element(device, n, 1, SigmoidBackward<W>{dg, g});
 }
 
 #ifdef WITH_GPU
@@ -159,24 +169,6 @@ void token_linear_backward(GPU device, X* dx, float* dweight, float* dbias, cons
            dweights, dbiases, du, p, tokens);
     sum_partials(device, dweight, dweights, chunks, weights, Write::add);
     if (dbias) sum_partials(device, dbias, dbiases, chunks, p.N, Write::add);
-}
-
-template <class Y>
-__global__ void sigmoid_forward_kernel(Y* g, size_t n) {
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) g[i] = sigmoid(g[i]);
-}
-inline void sigmoid_forward(GPU device, float* g, size_t n) {
-    launch(device, sigmoid_forward_kernel<float>, blocks_for(n, 256), 256, 0, g, n);
-}
-
-template <class Y>
-__global__ void sigmoid_backward_kernel(Y* dg, const Y* g, size_t n) {
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) dg[i] *= g[i] * (1 - g[i]);
-}
-inline void sigmoid_backward(GPU device, float* dg, const float* g, size_t n) {
-    launch(device, sigmoid_backward_kernel<float>, blocks_for(n, 256), 256, 0, dg, g, n);
 }
 
 #endif

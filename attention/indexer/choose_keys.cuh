@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "attention/indexer/index_scores.cuh"
-#include "attention/masks/select.cuh"
+#include "attention/masks/choice.cuh"
 
 /// The chosen keys, and the log-sum-exp of their scores.
 template <class W>

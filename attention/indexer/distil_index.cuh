@@ -66,54 +66,35 @@ struct SumTokens {
 
 // ---- CPU
 
-/// A thread's sums of P over the heads, for a query tile and a key tile.
+/// sums (rows, TILE) = P over all heads, for the queries from i0 on and the keys from j0 on.
 template <class X>
-class SumsOfWeights {
-public:
-    explicit SumsOfWeights(const IndexDistillation<X>& d)
-        : d_(d), rows_(size_t(d.in.HS) * TILE), keys_(rows_.size()), z_(TILE * TILE), sums_(TILE * TILE) {}
-
-    /// (rows, TILE)
-    const X* compute(int b, int i0, int rows, int j0) {
-        const LayerInputs<X>& in = d_.in;
-        std::fill(sums_.begin(), sums_.end(), X(0));
-        for (int h = 0; h < in.NH; h++) {
-            if (h % (in.NH / in.NKV) == 0) load_keys(b, h, j0);
-            gemm(Transpose::no, Transpose::no, rows, TILE, in.HS, X(1) / std::sqrt(X(in.HS)), in.query(in.q, b, i0, h), in.qk_row,
-                 keys_.data(), TILE, X(0), z_.data(), TILE);
-            for (int r = 0; r < rows; r++) {
-                const X lse = d_.lse(b, h, i0 + r);
-                for (int j = r * TILE; j < (r + 1) * TILE; j += LANES<X>)
-                    store(&sums_[j], load<Pack<X>>(&sums_[j]) + exp_of(load<Pack<X>>(&z_[j]) - lse));
-            }
+void sum_weights(X* sums, const IndexDistillation<X>& d, TileProducts<X>& products, int b, int i0, int rows, int j0) {
+    const LayerInputs<X>& in = d.in;
+    std::fill_n(sums, rows * TILE, X(0));
+    for (int h = 0; h < in.NH; h++) {
+        if (h % (in.NH / in.NKV) == 0) products.load_keys(in.key(in.k, b, j0, h), in.qk_row, in.T - j0);
+        const X* const z = products.compute(in.query(in.q, b, i0, h), in.qk_row, rows, X(1) / std::sqrt(X(in.HS)));
+        for (int r = 0; r < rows; r++) {
+            const X lse = d.lse(b, h, i0 + r);
+            for (int j = r * TILE; j < (r + 1) * TILE; j += LANES<X>)
+                store(sums + j, load<Pack<X>>(sums + j) + exp_of(load<Pack<X>>(z + j) - lse));
         }
-        return sums_.data();
     }
-
-private:
-    void load_keys(int b, int h, int j0) {
-        const int HS = d_.in.HS, exist = std::min(TILE, d_.in.T - j0);
-        for (int j = 0; j < exist; j++) std::copy_n(d_.in.key(d_.in.k, b, j0 + j, h), HS, &rows_[size_t(j) * HS]);
-        std::fill(rows_.begin() + size_t(exist) * HS, rows_.end(), X(0));
-        transpose_tile(keys_.data(), rows_.data(), HS);
-    }
-
-    const IndexDistillation<X>& d_;
-    std::vector<X> rows_, keys_, z_, sums_;   // (TILE, HS), (HS, TILE), (TILE, TILE) twice
-};
+}
 
 /// Replaces the scores of a piece by dI, 0 where a query does not see the key.
 template <class X>
 void index_losses(CPU, const IndexDistillation<X>& d, const IndexPiece<X>& piece) {
 #pragma omp parallel
     {
-        SumsOfWeights<X> of_heads(d);
+        TileProducts<X> products(d.in.HS);
+        std::vector<X> weights(TILE * TILE);
 #pragma omp for schedule(dynamic)
         for (int n = piece.count - 1; n >= 0; n--)
             for (int tile = 0; tile <= piece.tile(n); tile++) {
                 const int b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
                 if (!d.touched().has(b, piece.tile(n), tile)) continue;
-                const X* const weights = of_heads.compute(b, i0, rows, tile * TILE);
+                sum_weights(weights.data(), d, products, b, i0, rows, tile * TILE);
                 for (int r = 0; r < rows; r++) {
                     X *const scores = piece.row(n, r) + tile * TILE, dI[TILE] = {}, sum = 0;
                     const X index_lse = d.chosen.lse[size_t(b) * d.in.T + i0 + r];
@@ -152,16 +133,16 @@ void index_query_gradients(CPU, const IndexDistillation<X>& d, const IndexPiece<
     const IndexShape& s = d.index.s;
 #pragma omp parallel
     {
-        IndexTiles<X> tiles(d.index);
+        TileProducts<X> products(s.D);
 #pragma omp for schedule(dynamic)
         for (int n = piece.count - 1; n >= 0; n--) {
             const int b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
             std::vector<X> dw(size_t(s.heads) * TILE, X(0));
             for (int tile = 0; tile <= piece.tile(n); tile++) {
                 if (!d.touched().has(b, piece.tile(n), tile)) continue;
-                tiles.load_keys(b, tile);
+                products.load_keys(d.index.key(b, tile * TILE), s.row(), s.T - tile * TILE);
                 for (int h = 0; h < s.heads; h++) {
-                    X* const da = tiles.products(b, i0, rows, h);
+                    X* const da = products.compute(d.index.query(b, i0, h), s.row(), rows);
                     differentiate_products(d, piece, da, n, tile, h, &dw[size_t(h) * TILE]);
                     gemm(Transpose::no, Transpose::no, rows, s.D, std::min(TILE, s.T - tile * TILE), X(1), da, TILE,
                          d.index.key(b, tile * TILE), s.row(), X(1), d.dquery(b, i0, h), s.row());
@@ -180,16 +161,16 @@ void index_key_gradients(CPU, const IndexDistillation<X>& d, const IndexPiece<X>
     const int first = piece.b(0), sequences = piece.b(piece.count - 1) - first + 1;
 #pragma omp parallel
     {
-        IndexTiles<X> tiles(d.index);
+        TileProducts<X> products(s.D);
 #pragma omp for collapse(2) schedule(dynamic)
         for (int b = first; b < first + sequences; b++)
             for (int tile = 0; tile < tiles_of(s.T); tile++) {
-                tiles.load_keys(b, tile);
+                products.load_keys(d.index.key(b, tile * TILE), s.row(), s.T - tile * TILE);
                 for (int n = 0; n < piece.count; n++)
                     for (int h = 0; h < s.heads; h++) {
                         if (piece.b(n) != b || !d.touched().has(b, piece.tile(n), tile)) continue;
                         const int i0 = piece.tile(n) * TILE, rows = piece.rows(n);
-                        X *const da = tiles.products(b, i0, rows, h), *const no_weights = nullptr;
+                        X *const da = products.compute(d.index.query(b, i0, h), s.row(), rows), *const no_weights = nullptr;
                         differentiate_products(d, piece, da, n, tile, h, no_weights);
                         gemm(Transpose::yes, Transpose::no, std::min(TILE, s.T - tile * TILE), s.D, rows, X(1), da, TILE,
                              d.index.query(b, i0, h), s.row(), X(1), d.dquery(b, tile * TILE, s.heads), s.row());

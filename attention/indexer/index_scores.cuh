@@ -48,27 +48,27 @@ struct TouchedTiles {
     }
 };
 
-/// A thread's products of a query tile and a key tile, on the CPU.
+/// A thread's products of a query tile and a key tile with heads of D numbers, on the CPU.
 template <class X>
-class IndexTiles {
+class TileProducts {
 public:
-    explicit IndexTiles(const Index<X>& x) : x_(x), rows_(size_t(x.s.D) * TILE), keys_(rows_.size()), products_(size_t(TILE) * TILE) {}
+    explicit TileProducts(int D) : D_(D), rows_(size_t(D) * TILE), keys_(rows_.size()), products_(size_t(TILE) * TILE) {}
 
-    void load_keys(int b, int key_tile) {
-        const int j0 = key_tile * TILE, exist = std::min(TILE, x_.s.T - j0);
-        for (int j = 0; j < exist; j++) std::copy_n(x_.key(b, j0 + j), x_.s.D, &rows_[size_t(j) * x_.s.D]);
-        std::fill(rows_.begin() + size_t(exist) * x_.s.D, rows_.end(), X(0));
-        transpose_tile(keys_.data(), rows_.data(), x_.s.D);
+    /// Loads the first `count` keys, at most TILE, which are `row` numbers apart.
+    void load_keys(const X* keys, size_t row, int count) {
+        const int exist = std::min(TILE, count);
+        for (int j = 0; j < exist; j++) std::copy_n(keys + j * row, D_, &rows_[size_t(j) * D_]);
+        std::fill(rows_.begin() + size_t(exist) * D_, rows_.end(), X(0));
+        transpose_tile(keys_.data(), rows_.data(), D_);
     }
-    /// Products q_h.k (rows, TILE) of head h.
-    X* products(int b, int i0, int rows, int h) {
-        gemm(Transpose::no, Transpose::no, rows, TILE, x_.s.D, X(1), x_.query(b, i0, h), x_.s.row(), keys_.data(), TILE, X(0),
-             products_.data(), TILE);
+    /// Their products (rows, TILE) with queries `row` numbers apart, times a scale.
+    X* compute(const X* queries, size_t row, int rows, X scale = 1) {
+        gemm(Transpose::no, Transpose::no, rows, TILE, D_, scale, queries, row, keys_.data(), TILE, X(0), products_.data(), TILE);
         return products_.data();
     }
 
 private:
-    const Index<X>& x_;
+    int D_;
     std::vector<X> rows_, keys_, products_;   // (TILE, D), (D, TILE), (TILE, TILE)
 };
 
@@ -77,18 +77,18 @@ void index_scores(CPU, const IndexPiece<X>& piece, const Index<X>& x, const Touc
     const X scale = x.scale();
 #pragma omp parallel
     {
-        IndexTiles<X> tiles(x);
+        TileProducts<X> products(x.s.D);
 #pragma omp for schedule(dynamic)
         for (int n = piece.count - 1; n >= 0; n--)   // late rows see the most keys: they start first
             for (int key_tile = 0; key_tile <= piece.tile(n); key_tile++) {
                 const int b = piece.b(n), i0 = piece.tile(n) * TILE, rows = piece.rows(n);
                 if (!touched.has(b, piece.tile(n), key_tile)) continue;
-                tiles.load_keys(b, key_tile);
+                products.load_keys(x.key(b, key_tile * TILE), x.s.row(), x.s.T - key_tile * TILE);
                 for (int r = 0; r < rows; r++) std::fill_n(piece.row(n, r) + key_tile * TILE, TILE, X(0));
                 for (int h = 0; h < x.s.heads; h++) {
-                    const X* const products = tiles.products(b, i0, rows, h);
+                    const X* const of_head = products.compute(x.query(b, i0, h), x.s.row(), rows);
                     for (int r = 0; r < rows; r++) {
-                        const X w = x.weight(b, i0 + r, h, scale), *from = products + r * TILE;
+                        const X w = x.weight(b, i0 + r, h, scale), *from = of_head + r * TILE;
                         X* const to = piece.row(n, r) + key_tile * TILE;
                         for (int j = 0; j < TILE; j++) to[j] += w * (from[j] > 0 ? from[j] : X(0));
                     }

@@ -10,19 +10,15 @@
 #include "attention/scores/each_element.cuh"
 #include "attention/scores/projection.cuh"
 #include "attention/scores/rotate_heads.cuh"
-#include "model/operations/qk_rope.cuh"
+#include "model/rope.h"
 #include "model/tensors.h"
 
 struct IndexShape {
     int B, T, heads, D, HS;
-    /// The greatest common divisor of D / 2 and HS, by Euclid: in device code nvcc compiles GCC 12's std::gcd() to 0.
+    /// The greatest common divisor of D / 2, which is a power of two, and HS.
     constexpr int rotated() const {
-        int a = D / 2, b = HS;
-        while (b) {
-            const int rest = a % b;
-            a = b, b = rest;
-        }
-        return a;
+        const int power = HS & -HS;
+        return power < D / 2 ? power : D / 2;
     }
     constexpr size_t tokens() const { return size_t(B) * T; }
     constexpr size_t row() const { return size_t(heads + 1) * D; }   // a token's queries, then its key

@@ -48,11 +48,11 @@ X mass_of_row(const X* z, int width, X lse) {
     return sum<X>(sums);
 }
 
-/// W (N, N) of head h, zero above the diagonal, after attention_forward() has left its LSE in a.lse. One sequence, T == S.
+/// mass (N, N) = W of head h, zero above the diagonal, after attention_forward() has left its LSE in a.lse. One sequence, T == S.
 template <class X, class P>
-std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>& a, int h, int block) {
+void adaspa_block_mass(double* mass, const P& policy, const AttentionForward<X>& a, int h, int block) {
     const int blocks = (a.T + block - 1) / block;
-    std::vector<double> mass(size_t(blocks) * blocks);
+    std::fill_n(mass, size_t(blocks) * blocks, 0.0);
     std::vector<X> z(TILE * TILE);
     KeyTiles<X, RowsInOrder> keys(a, RowsInOrder(), Pass::forward);
     keys.start(0, h);
@@ -65,7 +65,6 @@ std::vector<double> adaspa_block_mass(const P& policy, const AttentionForward<X>
             double& total = mass[size_t(i0 / block) * blocks + at.j0 / block];
             for (int r = 0; r < at.rows; r++) total += mass_of_row(&z[r * TILE], width, a.lse[size_t(h) * a.T + i0 + r]);
         });
-    return mass;
 }
 
 /// Number of `candidates` blocks that a row keeps: at least one, and not one too many because 1 - s is rounded.
@@ -74,10 +73,10 @@ inline int adaspa_kept(int candidates, double sparsity) {
 }
 
 /// The choice of one head from its mass (N, N).
-inline KeptBlocks adaspa_select(const std::vector<double>& mass, int blocks, double sparsity) {
+inline KeptBlocks adaspa_select(const double* mass, int blocks, double sparsity) {
     KeptBlocks rows(blocks);
     for (int p = 0; p < blocks; p++) {
-        const double* row = &mass[size_t(p) * blocks];
+        const double* row = mass + size_t(p) * blocks;
         std::vector<int>& chosen = rows[p];
         chosen.resize(p + 1);
         std::iota(chosen.begin(), chosen.end(), 0);
@@ -92,7 +91,7 @@ inline KeptBlocks adaspa_select(const std::vector<double>& mass, int blocks, dou
 }
 
 /// The share of a head's attention mass in the chosen blocks; each of the T rows has mass 1.
-inline double adaspa_recall(const std::vector<double>& mass, const KeptBlocks& rows, int T) {
+inline double adaspa_recall(const double* mass, const KeptBlocks& rows, int T) {
     double kept = 0;
     for (size_t p = 0; p < rows.size(); p++)
         for (int c : rows[p]) kept += mass[p * rows.size() + c];
@@ -129,7 +128,6 @@ struct AdaSpaTiles {
             tiles.resize(begin + stride, -1);
         }
     }
-    TileList list() const { return {count.data(), tiles.data(), stride}; }
 };
 
 /// The blocks that all heads read.
@@ -138,34 +136,72 @@ struct AdaSpaChoice {
     AdaSpaCount count;
 };
 
-/// Chooses from the mass (N, N) of every head of a prompt of T tokens.
-inline AdaSpaChoice adaspa_choose(const std::vector<std::vector<double>>& mass, int T, const AdaSpaOptions& how) {
-    const int NH = int(mass.size()), blocks = (T + how.block - 1) / how.block;
+/// Chooses from the masses (NH, N, N) of the heads of a prompt of T tokens.
+inline AdaSpaChoice adaspa_choose(const std::vector<double>& masses, int NH, int T, const AdaSpaOptions& how) {
+    const int blocks = (T + how.block - 1) / how.block;
+    const auto mass = [&](int h) { return &masses[size_t(h) * blocks * blocks]; };
     std::vector<double> recall(NH);
 #pragma omp parallel for schedule(dynamic)
-    for (int h = 0; h < NH; h++) recall[h] = adaspa_recall(mass[h], adaspa_select(mass[h], blocks, how.sparsity), T);
+    for (int h = 0; h < NH; h++) recall[h] = adaspa_recall(mass(h), adaspa_select(mass(h), blocks, how.sparsity), T);
     const std::vector<double> sparsities = adaspa_sparsities(recall, how.sparsity);
     AdaSpaChoice chosen;
     for (int h = 0; h < NH; h++) {
-        const KeptBlocks rows = adaspa_select(mass[h], blocks, sparsities[h]);
+        const KeptBlocks rows = adaspa_select(mass(h), blocks, sparsities[h]);
         chosen.tiles.append(rows, T, how.block);
         for (const std::vector<int>& row : rows) chosen.count.kept += double(row.size());
         chosen.count.candidates += blocks * (blocks + 1) / 2.0;
-        chosen.count.recall += adaspa_recall(mass[h], rows, T);
+        chosen.count.recall += adaspa_recall(mass(h), rows, T);
         chosen.count.heads++;
     }
     return chosen;
 }
 
-/// Computes out and lse from the chosen blocks, for one sequence. Precondition: the policy hides no more than the future.
+/// The masses of all heads and the kernel's list.
+template <class Device>
+struct AdaSpaMemory {
+    using Mass = std::conditional_t<std::is_same_v<Device, CPU>, double, float>;
+    Mass* mass;          // (NH, N, N)
+    int *count, *tiles;  // (NH, tiles), (NH, tiles, tiles)
+
+    /// For prompts of at most T tokens.
+    AdaSpaMemory(BumpAllocator& memory, const AdaSpaOptions& how, int NH, int T) {
+        const size_t blocks = (T + how.block - 1) / how.block, query_tiles = size_t(NH) * tiles_of(T);
+        mass = memory.take<Mass>(NH * blocks * blocks);
+        count = memory.take<int>(query_tiles), tiles = memory.take<int>(query_tiles * tiles_of(T));
+    }
+};
+
+/// mass (NH, N, N): adaspa_block_mass() of every head.
 template <class X, class P>
-AdaSpaCount adaspa_forward(CPU device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how) {
-    attention_forward(device, policy, a);
-    std::vector<std::vector<double>> mass(a.NH);
+void adaspa_block_masses(CPU, double* mass, const P& policy, const AttentionForward<X>& a, int block) {
+    const size_t blocks = (a.T + block - 1) / block;
 #pragma omp parallel for schedule(dynamic)
-    for (int h = 0; h < a.NH; h++) mass[h] = adaspa_block_mass(policy, a, h, how.block);
-    const AdaSpaChoice chosen = adaspa_choose(mass, a.T, how);
-    a.list = chosen.tiles.list();
+    for (int h = 0; h < a.NH; h++) adaspa_block_mass(mass + h * blocks * blocks, policy, a, h, block);
+}
+
+/// Computes out and lse from the chosen blocks, for one sequence of at most the tokens of `memory`. Precondition: the policy hides the
+/// future and no more. The choice is made on the host, as a prefill is no CUDA graph.
+template <class Device, class X, class P>
+AdaSpaCount adaspa_forward(Device device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how,
+                           const AdaSpaMemory<Device>& memory) {
+    attention_forward(device, policy, a);
+    adaspa_block_masses(device, memory.mass, policy, a, how.block);
+    const size_t blocks = (a.T + how.block - 1) / how.block;
+    std::vector<typename AdaSpaMemory<Device>::Mass> masses(a.NH * blocks * blocks);
+    to_host(device, masses.data(), memory.mass, masses.size());
+    const AdaSpaChoice chosen = adaspa_choose({masses.begin(), masses.end()}, a.NH, a.T, how);
+    to_device(device, memory.count, chosen.tiles.count.data(), chosen.tiles.count.size());
+    to_device(device, memory.tiles, chosen.tiles.tiles.data(), chosen.tiles.tiles.size());
+    a.list = {memory.count, memory.tiles, chosen.tiles.stride};
     attention_forward(device, policy, a);
     return chosen.count;
+}
+
+/// The same on the CPU, in memory of its own.
+template <class X, class P>
+AdaSpaCount adaspa_forward(CPU device, const P& policy, const AttentionForward<X>& a, const AdaSpaOptions& how) {
+    Arena<CPU> arena;
+    AdaSpaMemory<CPU>(arena, how, a.NH, a.T);
+    arena.allocate();
+    return adaspa_forward(device, policy, a, how, AdaSpaMemory<CPU>(arena, how, a.NH, a.T));
 }

@@ -1,6 +1,5 @@
-// AdaSpa's prefill (adaspa.h) on a GPU. Both passes over all pairs and the attention are kernels; the choice between them is made on the
-// host, as a prefill is no CUDA graph. The mass of a pair of blocks is a float32 sum, where the CPU adds doubles: blocks whose masses are
-// equal up to rounding may be chosen differently.
+// The masses of AdaSpa's prefill (adaspa.h) on a GPU. The mass of a pair of blocks is a float32 sum, where the CPU adds doubles: blocks
+// whose masses are equal up to rounding may be chosen differently.
 #pragma once
 #include "attention/inference/adaspa.h"
 #include "model/device/memory.cuh"
@@ -8,21 +7,6 @@
 #ifdef WITH_GPU
 #include "attention/kernel/forward.cuh"
 #include "attention/kernel/features.cuh"
-
-/// The masses of all heads and the kernel's list.
-struct AdaSpaMemory {
-    float* mass;         // (NH, N, N)
-    int *count, *tiles;  // (NH, tiles), (NH, tiles, tiles)
-
-    /// For prompts of at most T tokens.
-    static AdaSpaMemory take(BumpAllocator& memory, const AdaSpaOptions& how, int NH, int T) {
-        const size_t blocks = (T + how.block - 1) / how.block, query_tiles = size_t(NH) * tiles_of(T);
-        AdaSpaMemory all;
-        all.mass = memory.take<float>(NH * blocks * blocks);
-        all.count = memory.take<int>(query_tiles), all.tiles = memory.take<int>(query_tiles * tiles_of(T));
-        return all;
-    }
-};
 
 namespace adaspa {
 
@@ -76,26 +60,6 @@ void adaspa_block_masses(GPU device, float* mass, const P& policy, const Attenti
         launch(device, adaspa::block_mass_kernel<X, HS, P>, Grid(blocks, blocks, a.NH), adaspa::THREADS, sizeof(adaspa::Shared<X, HS>),
                mass, policy, a, block);
     });
-}
-
-/// Computes out and lse from the chosen blocks, for one sequence of at most the tokens of `memory`. Precondition: the policy hides the
-/// future and no more.
-template <class X, class P>
-AdaSpaCount adaspa_forward(GPU device, const P& policy, AttentionForward<X> a, const AdaSpaOptions& how, const AdaSpaMemory& memory) {
-    attention_forward(device, policy, a);
-    adaspa_block_masses(device, memory.mass, policy, a, how.block);
-    const int blocks = (a.T + how.block - 1) / how.block;
-    const size_t of_head = size_t(blocks) * blocks;
-    std::vector<float> masses(a.NH * of_head);
-    to_host(device, masses.data(), memory.mass, masses.size());
-    std::vector<std::vector<double>> mass;
-    for (int h = 0; h < a.NH; h++) mass.emplace_back(masses.begin() + h * of_head, masses.begin() + (h + 1) * of_head);
-    const AdaSpaChoice chosen = adaspa_choose(mass, a.T, how);
-    to_device(device, memory.count, chosen.tiles.count.data(), chosen.tiles.count.size());
-    to_device(device, memory.tiles, chosen.tiles.tiles.data(), chosen.tiles.tiles.size());
-    a.list = {memory.count, memory.tiles, chosen.tiles.stride};
-    attention_forward(device, policy, a);
-    return chosen.count;
 }
 
 #endif

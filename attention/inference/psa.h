@@ -18,53 +18,62 @@
 #include <numeric>
 #include <vector>
 
+#include "attention/decoding/decoding.cuh"
 #include "attention/inference/options.h"
-#include "attention/decoding/attend.cuh"
 
-/// Metadata of the blocks of one layer's cached keys; grows as keys arrive.
+/// Metadata of the blocks of one layer's cached keys, of several sequences.
+template <class W>
+struct PsaBlocks {
+    PsaBound bound;
+    int block, NKV, HS, most;   // keys per block; blocks per sequence
+    W *first, *second;          // (sequences, NKV, most, HS): `mean` the sum of the keys; `upper` their minima and maxima
+
+    /// For room.B sequences of at most room.T tokens each.
+    PsaBlocks(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room)
+        : bound(how.bound), block(how.block), NKV(room.NKV), HS(room.HS), most(count(room.T)) {
+        const size_t numbers = size_t(room.B) * NKV * most * HS;
+        first = memory.take<W>(numbers), second = memory.take<W>(bound == PsaBound::upper ? numbers : 0);
+    }
+
+    constexpr int count(int tokens) const { return (tokens + block - 1) / block; }
+    /// Keys in block c of a sequence of `tokens` tokens.
+    constexpr int keys(int c, int tokens) const { return std::min(block, tokens - c * block); }
+    constexpr size_t at(int sequence, int kv, int c) const { return ((size_t(sequence) * NKV + kv) * most + c) * HS; }
+
+    /// Adds element n of token t's key (NKV, HS).
+    constexpr void add(int sequence, int t, int n, W k) const {
+        const size_t to = at(sequence, n / HS, t / block) + n % HS;
+        const bool begins = t % block == 0;
+        if (bound == PsaBound::mean) first[to] = begins ? k : first[to] + k;
+        else first[to] = begins ? k : std::min(first[to], k), second[to] = begins ? k : std::max(second[to], k);
+    }
+
+    /// One element's part of q.mean(k), or of the upper bound of q.k.
+    template <class Y>
+    constexpr Y product(Y q, size_t number, int keys) const {
+        return bound == PsaBound::mean ? q * Y(first[number]) / Y(keys) : std::max(q * Y(first[number]), q * Y(second[number]));
+    }
+};
+
+/// Adds block c of the first T tokens of a sequence.
 template <class X>
-class PsaBlocks {
-public:
-    PsaBlocks(const PsaOptions& how, int NKV, int HS) : how_(how), HS_(HS), row_(size_t(NKV) * HS) {}
-
-    /// Maximum size for T keys: one row for each block, or two.
-    static size_t bytes(const PsaOptions& how, int NKV, int HS, int T) { return 2 * sizeof(X) * NKV * HS * (size_t(T) / how.block + 1); }
-
-    /// Adds the keys (NKV, HS) of the next token.
-    void append(const X* k) {
-        const bool upper = how_.bound == PsaBound::upper;
-        if (keys_++ % how_.block == 0) {
-            first_.insert(first_.end(), k, k + row_);
-            if (upper) second_.insert(second_.end(), k, k + row_);
-            return;
-        }
-        X *first = &first_[(count() - 1) * row_], *second = upper ? &second_[(count() - 1) * row_] : nullptr;
-        for (size_t d = 0; d < row_; d++)
-            if (upper) first[d] = std::min(first[d], k[d]), second[d] = std::max(second[d], k[d]);
-            else first[d] += k[d];
+struct AddPromptBlock {
+    PsaBlocks<Wide<X>> to;
+    Heads<const X> k;
+    int sequence, T;
+    constexpr void operator()(unsigned c, int n) const {
+        const int begin = int(c) * to.block;
+        for (int t = begin; t < begin + to.keys(int(c), T); t++) to.add(sequence, t, n, widened(k.data[t * k.row + n]));
     }
+};
 
-    int count() const { return (keys_ + how_.block - 1) / how_.block; }
-    int begin(int c) const { return c * how_.block; }
-    int end(int c) const { return std::min(keys_, (c + 1) * how_.block); }
-
-    /// log E_c for query q (HS) of a head that reads key head kv. In double, because an upper bound must not be rounded down.
-    double log_mass(const X* q, int kv, int c) const {
-        const size_t at = c * row_ + size_t(kv) * HS_;
-        const int keys = end(c) - begin(c);
-        double product = 0;
-        if (how_.bound == PsaBound::mean)
-            for (int d = 0; d < HS_; d++) product += double(q[d]) * first_[at + d] / keys;
-        else
-            for (int d = 0; d < HS_; d++) product += std::max(double(q[d]) * first_[at + d], double(q[d]) * second_[at + d]);
-        return product / std::sqrt(double(HS_)) + std::log(double(keys));
-    }
-
-private:
-    PsaOptions how_;
-    int HS_, keys_ = 0;
-    size_t row_;
-    std::vector<X> first_, second_;   // (blocks, NKV, HS): `mean` the sum of the keys; `upper` their minima and maxima
+/// Adds row b's token.
+template <class X>
+struct AddDecodedKey {
+    PsaBlocks<Wide<X>> to;
+    Heads<const X> k;
+    DecodeRows rows;
+    constexpr void operator()(unsigned b, int n) const { to.add(rows.sequence[b], rows.position[b], n, widened(k.data[b * k.row + n])); }
 };
 
 /// Counts of what decoding has read, over all tokens, layers and heads.
@@ -85,13 +94,20 @@ inline double log_add(double a, double b) {
     return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b)));
 }
 
-/// The estimates log E (G, blocks) of the query heads that read key head kv.
+/// The estimates log E (G, blocks) of the query heads that read key head kv of a sequence of a.S tokens. In double, because an upper bound
+/// must not be rounded down.
 template <class X>
-std::vector<double> psa_estimates(const AttentionForward<X>& a, const PsaBlocks<X>& blocks, int kv) {
+std::vector<double> psa_estimates(const AttentionForward<X>& a, const PsaBlocks<X>& blocks, int sequence, int kv) {
     const int G = a.NH / a.NKV;
     std::vector<double> estimates;
     for (int h = kv * G; h < (kv + 1) * G; h++)
-        for (int c = 0; c < blocks.count(); c++) estimates.push_back(blocks.log_mass(a.q.data + size_t(h) * a.HS, kv, c));
+        for (int c = 0; c < blocks.count(a.S); c++) {
+            const X* const q = a.q.data + size_t(h) * a.HS;
+            const int keys = blocks.keys(c, a.S);
+            double product = 0;
+            for (int d = 0; d < a.HS; d++) product += blocks.product(double(q[d]), blocks.at(sequence, kv, c) + d, keys);
+            estimates.push_back(product / std::sqrt(double(a.HS)) + std::log(double(keys)));
+        }
     return estimates;
 }
 
@@ -123,11 +139,12 @@ inline bool psa_satisfied(double log_visited, double log_rest, double eps) {
     return std::log(1 - eps) + log_visited >= std::log(eps) + log_rest;
 }
 
-/// The query heads that read key head kv.
-template <class X>
-PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps, int kv) {
-    const int G = a.NH / a.NKV, N = blocks.count();
-    const std::vector<double> estimates = psa_estimates(a, blocks, kv);
+/// The query heads that read key head kv. keys(kv, first, count) are the cached ones.
+template <class X, class Keys>
+PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, int sequence, double eps, int kv,
+                   Keys keys) {
+    const int G = a.NH / a.NKV, N = blocks.count(a.S);
+    const std::vector<double> estimates = psa_estimates(a, blocks, sequence, kv);
     const std::vector<int> order = psa_order(estimates, N);
     const std::vector<double> rest = psa_rest(estimates, order);
     std::vector<QueryRow<X>> rows(G, QueryRow<X>(a.HS));
@@ -136,15 +153,13 @@ PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const Psa
     bool satisfied = false;
     int n = 0;
     for (; n < N && !satisfied; n++) {
+        const KeySpan<X> span = keys(kv, order[n] * blocks.block, blocks.keys(order[n], a.S));
         satisfied = true;
         for (int g = 0; g < G; g++) {
-            const int first = blocks.begin(order[n]), count = blocks.end(order[n]) - first;
-            const size_t head = size_t(kv) * a.HS;
-            rows[g].visit(causal, query_of(a, {}, kv * G + g, a.S - 1),
-                          {first, count, {a.k.data + first * a.k.row + head, a.k.row}, {a.v.data + first * a.v.row + head, a.v.row}});
+            rows[g].visit(causal, Query<X>{a.q.data + size_t(kv * G + g) * a.HS, kv * G + g, a.S - 1}, span);
             satisfied = satisfied && psa_satisfied(rows[g].lse(), rest[g * N + n], eps);
         }
-        count.visited += G * (blocks.end(order[n]) - blocks.begin(order[n]));
+        count.visited += G * span.count;
     }
     for (int g = 0; g < G; g++) {
         rows[g].write(a.out + size_t(kv * G + g) * a.HS);
@@ -156,33 +171,108 @@ PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const Psa
     return count;
 }
 
-/// Computes out and lse of one row, the newest token's, from those of the a.S keys' blocks that it needs; `blocks` has them all.
-template <class X>
-PsaCount psa_attention(const Policy& causal, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, double eps) {
-    std::vector<PsaCount> groups(a.NKV);
+/// Computes out and lse of one row, the newest token's, from those of the a.S keys' blocks that it needs; `blocks` has them all. Adds to
+/// counts (NKV).
+template <class X, class Keys>
+void psa_row(const Policy& causal, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, int sequence, double eps, PsaCount* counts,
+             Keys keys) {
 #pragma omp parallel for
-    for (int kv = 0; kv < a.NKV; kv++) groups[kv] = psa_group(causal, a, blocks, eps, kv);
-    PsaCount count;
-    for (const PsaCount& group : groups) count.add(group);
-    return count;
+    for (int kv = 0; kv < a.NKV; kv++) counts[kv].add(psa_group(causal, a, blocks, sequence, eps, kv, keys));
 }
 
 /// Computes out and lse of the T rows of one sequence, behind S - T keys: each reads the keys up to its own, as the newest token would.
 template <class X>
 PsaCount psa_rows(const Policy& causal, const AttentionForward<X>& a, const PsaOptions& how) {
+    const LayerShape room{1, a.S, 0, a.NH, a.NKV, a.HS};
+    Arena<CPU> arena;
+    PsaBlocks<X>(arena, how, room);
+    arena.allocate();
+    const PsaBlocks<X> blocks(arena, how, room);
     const int before = a.S - a.T;
-    PsaBlocks<X> blocks(how, a.NKV, a.HS);
-    for (int j = 0; j < before; j++) blocks.append(a.k.data + j * a.k.row);
+    const auto append = [&](int t) {
+        for (int n = 0; n < a.NKV * a.HS; n++) blocks.add(0, t, n, a.k.data[t * a.k.row + n]);
+    };
+    for (int t = 0; t < before; t++) append(t);
     std::vector<X> lse(a.NH);
+    std::vector<PsaCount> counts(a.NKV);
     AttentionForward<X> row = a;
     row.T = 1, row.lse = lse.data();
-    PsaCount count;
     for (int t = 0; t < a.T; t++) {
-        blocks.append(a.k.data + (before + t) * a.k.row);
+        append(before + t);
         row.S = before + t + 1;
         row.q.data = a.q.data + t * a.q.row, row.out = a.out + size_t(t) * a.NH * a.HS;
-        count.add(psa_attention(causal, row, blocks, how.eps));
+        psa_row(causal, row, blocks, 0, how.eps, counts.data(), [&](int kv, int first, int count) {
+            const size_t head = size_t(kv) * a.HS;
+            return KeySpan<X>{first, count, {a.k.data + first * a.k.row + head, a.k.row}, {a.v.data + first * a.v.row + head, a.v.row}};
+        });
         for (int h = 0; h < a.NH; h++) a.lse[size_t(h) * a.T + t] = lse[h];
     }
+    PsaCount count;
+    for (const PsaCount& group : counts) count.add(group);
     return count;
 }
+
+// ---- decode
+
+/// Counts of what the rows have read, and a GPU's scratch memory of a step, which all layers share.
+struct PsaStep {
+    static constexpr float VISITED = -1;   // in place of a share
+    static constexpr int MOST_HEADS = 16;   // query heads on a key head, for which a thread block has warps
+
+    int NH = 0, NKV = 0, most = 0;
+    float* log_mass = nullptr;     // (rows, NH, most) log E
+    float* shares = nullptr;       // (rows, NKV, most) of the heads' estimated mass, summed, or VISITED
+    PsaCount* counts = nullptr;    // (rows, NKV)
+    constexpr float* log_mass_of(int b, int h) const { return log_mass + (size_t(b) * NH + h) * most; }
+    constexpr float* shares_of(int b, int kv) const { return shares + (size_t(b) * NKV + kv) * most; }
+
+    /// For room.B rows of sequences of at most room.T tokens. Exit::usage if more than MOST_HEADS query heads share a key head on a GPU.
+    template <class Device>
+    static PsaStep take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
+        const int group = room.NH / room.NKV;
+        PsaStep step{room.NH, room.NKV, (room.T + how.block - 1) / how.block};
+        step.counts = memory.take<PsaCount>(size_t(room.B) * room.NKV);
+        if (std::is_same_v<Device, CPU>) return step;
+        if (group > MOST_HEADS)
+            fail(Exit::usage, "psa on the GPU supports up to ", MOST_HEADS, " query heads per key head, and this model has ", group,
+                 "; give --device cpu");
+        step.log_mass = memory.take<float>(size_t(room.B) * room.NH * step.most);
+        step.shares = memory.take<float>(size_t(room.B) * room.NKV * step.most);
+        return step;
+    }
+};
+
+/// A causal layer that decodes by PSA.
+struct PsaLayer : Policy {
+    static constexpr Traits traits{.own_passes = true};
+    PsaOptions how;
+    PsaStep step;
+    explicit PsaLayer(const PsaOptions& how_) : Policy(Config{}, 0), how(how_) {}
+};
+
+/// Computes out and lse of the row from the blocks of cached keys that it needs.
+template <class X>
+void psa_attention(CPU, const PsaLayer& layer, const KVCache<CPU, X>& cache, const PsaBlocks<X>& blocks, const DecodeRows& rows,
+                   AttentionForward<X> a) {
+    const int sequence = rows.sequence[0];
+    a.S = rows.position[0] + 1;
+    psa_row(layer, a, blocks, sequence, layer.how.eps, layer.step.counts,
+            [&](int kv, int first, int count) { return cache.tile(sequence, kv, first, count, nullptr); });
+}
+
+template <class Device, class X>
+struct Decoding<PsaLayer, Device, X> {
+    PsaBlocks<Wide<X>> blocks;
+    Decoding(const PsaLayer& layer, BumpAllocator& memory, const CacheRoom& room) : blocks(memory, layer.how, room) {}
+
+    void prefill(Device device, int sequence, const PsaLayer&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) const {
+        each_element(device, blocks.count(in.T), in.NKV * in.HS, AddPromptBlock<X>{blocks, {in.k, in.qk_row}, sequence, in.T});
+    }
+    template <class Step>
+    void decode(const Step& step, const PsaLayer& layer, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state) const {
+        const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
+        append(step, step.keys, a, step.rows);
+        each_element(step, a.B, a.NKV * a.HS, AddDecodedKey<X>{blocks, a.k, step.rows});
+        psa_attention(Device(step), layer, step.keys, blocks, step.rows, a);
+    }
+};

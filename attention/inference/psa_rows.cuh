@@ -6,95 +6,8 @@
 // same in every run and in every batch.
 #pragma once
 #include "attention/inference/psa.h"
-#include "attention/decoding/attend.cuh"
-#include "attention/scores/each_element.cuh"
 
 #ifdef WITH_GPU
-
-/// Metadata of the blocks of one layer's kept keys: PsaBlocks of several sequences.
-struct PsaCachedBlocks {
-    PsaBound bound;
-    int block, NKV, HS, most;   // keys per block; blocks per sequence
-    float *first, *second;      // (sequences, NKV, most, HS): `mean` the sum of the keys; `upper` their minima and maxima
-
-    /// For room.B sequences of at most room.T tokens each.
-    static PsaCachedBlocks take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
-        PsaCachedBlocks all{how.bound, how.block, room.NKV, room.HS, 0, nullptr, nullptr};
-        all.most = all.count(room.T);
-        const size_t numbers = size_t(room.B) * room.NKV * all.most * room.HS;
-        all.first = memory.take<float>(numbers);
-        if (how.bound == PsaBound::upper) all.second = memory.take<float>(numbers);
-        return all;
-    }
-
-    constexpr int count(int tokens) const { return (tokens + block - 1) / block; }
-    /// Keys in block c of a sequence of `tokens` tokens.
-    constexpr int keys(int c, int tokens) const { return std::min(block, tokens - c * block); }
-    constexpr size_t at(int sequence, int kv, int c) const { return ((size_t(sequence) * NKV + kv) * most + c) * HS; }
-
-    /// Adds element n of token t's key (NKV, HS).
-    constexpr void add(int sequence, int t, int n, float k) const {
-        const size_t to = at(sequence, n / HS, t / block) + n % HS;
-        const bool begins = t % block == 0;
-        if (bound == PsaBound::mean) first[to] = begins ? k : first[to] + k;
-        else first[to] = begins ? k : std::min(first[to], k), second[to] = begins ? k : std::max(second[to], k);
-    }
-
-    /// One element's part of q.mean(k), or of the upper bound of q.k.
-    constexpr float product(float q, size_t number, int keys) const {
-        return bound == PsaBound::mean ? q * first[number] / float(keys) : std::max(q * first[number], q * second[number]);
-    }
-};
-
-/// Adds block c of the first T tokens of a sequence.
-template <class X>
-struct AddPromptBlock {
-    PsaCachedBlocks to;
-    Heads<const X> k;
-    int sequence, T;
-    constexpr void operator()(unsigned c, int n) const {
-        const int begin = int(c) * to.block;
-        for (int t = begin; t < begin + to.keys(int(c), T); t++) to.add(sequence, t, n, widened(k.data[t * k.row + n]));
-    }
-};
-
-/// Adds row b's token.
-template <class X>
-struct AddDecodedKey {
-    PsaCachedBlocks to;
-    Heads<const X> k;
-    DecodeRows rows;
-    constexpr void operator()(unsigned b, int n) const { to.add(rows.sequence[b], rows.position[b], n, widened(k.data[b * k.row + n])); }
-};
-
-/// Scratch memory of a step, shared by all layers, and counts of what the rows have read.
-struct PsaStep {
-    static constexpr float VISITED = -1;   // in place of a share
-
-    int NH, NKV, most;
-    float* log_mass;     // (rows, NH, most) log E
-    float* shares;       // (rows, NKV, most) of the estimated mass, summed over the query heads that share keys, or VISITED
-    PsaCount* counts;    // (rows, NKV)
-
-    constexpr float* log_mass_of(int b, int h) const { return log_mass + (size_t(b) * NH + h) * most; }
-    constexpr float* shares_of(int b, int kv) const { return shares + (size_t(b) * NKV + kv) * most; }
-
-    static constexpr int MOST_HEADS = 16;   // heads that share keys, for which a thread block has warps
-
-    /// For room.B rows of sequences of at most room.T tokens. Exit::usage if more than MOST_HEADS query heads share a key head.
-    static PsaStep take(BumpAllocator& memory, const PsaOptions& how, const LayerShape& room) {
-        const int group = room.NH / room.NKV;
-        if (group > MOST_HEADS)
-            fail(Exit::usage, "psa on the GPU supports up to ", MOST_HEADS, " query heads per key head, and this model has ", group,
-                 "; give --device cpu");
-        const int most = (room.T + how.block - 1) / how.block;
-        PsaStep step{room.NH, room.NKV, most, nullptr, nullptr, nullptr};
-        step.log_mass = memory.take<float>(size_t(room.B) * room.NH * most);
-        step.shares = memory.take<float>(size_t(room.B) * room.NKV * most);
-        step.counts = memory.take<PsaCount>(size_t(room.B) * room.NKV);
-        return step;
-    }
-};
 
 namespace psa_visits {
 
@@ -103,7 +16,7 @@ inline constexpr int ESTIMATES = 4;   // warps of a block
 
 /// Warp w of block (n, kv, b): log E of block 4 n + w for row b's query heads of key head kv; no block has been visited.
 template <class X>
-__global__ void estimates_kernel(const PsaStep step, const PsaCachedBlocks blocks, const AttentionForward<X> a, const DecodeRows rows) {
+__global__ void estimates_kernel(const PsaStep step, const PsaBlocks<float> blocks, const AttentionForward<X> a, const DecodeRows rows) {
     const int kv = blockIdx.y, b = blockIdx.z, tokens = rows.position[b] + 1, group = a.NH / a.NKV;
     const int c = int(blockIdx.x) * ESTIMATES + int(threadIdx.x) / WARP;
     if (c >= blocks.count(tokens)) return;
@@ -232,7 +145,7 @@ private:
 template <class Shape, class P>
 __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
     visits_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
-                  const __grid_constant__ KVCache<GPU, typename Shape::X> keys, const DecodeRows rows, const PsaCachedBlocks blocks,
+                  const __grid_constant__ KVCache<GPU, typename Shape::X> keys, const DecodeRows rows, const PsaBlocks<float> blocks,
                   const PsaStep step, const RowParts parts, const Stop stop) {
     constexpr int WARPS = Shape::WARPS;
     auto& shared = dynamic_shared<Shared<Shape>>();
@@ -271,25 +184,18 @@ __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
 
 }   // namespace psa_visits
 
-/// Replaces a sequence's metadata by the metadata of the first a.S tokens of a new one.
+/// Computes out and lse of the rows in `a` from the cached blocks that they need, and adds to their step.counts.
 template <class X>
-void psa_prefill(const GPU& device, const PsaCachedBlocks& blocks, const AttentionForward<X>& a, int sequence) {
-    each_element(device, blocks.count(a.S), a.NKV * a.HS, AddPromptBlock<X>{blocks, a.k, sequence, a.S});
-}
-
-/// Computes out and lse of the rows in `a` from the cached blocks that they need, appends their keys, and adds to their step.counts.
-template <class X>
-void psa_decode(const GPU& device, const Policy& causal, const KVCache<GPU, X>& keys, const PsaCachedBlocks& blocks, const PsaStep& step,
-                const DecodeRows& rows, const AttentionForward<X>& a, double eps) {
+void psa_attention(const GPU& device, const PsaLayer& layer, const KVCache<GPU, X>& keys, const PsaBlocks<float>& blocks,
+                   const DecodeRows& rows, const AttentionForward<X>& a) {
     using namespace psa_visits;
-    append(device, keys, a, rows);
-    each_element(device, a.B, a.NKV * a.HS, AddDecodedKey<X>{blocks, a.k, rows});
+    const PsaStep& step = layer.step;
     launch(device, estimates_kernel<X>, Grid(blocks_for(step.most, ESTIMATES), a.NKV, a.B), ESTIMATES * WARP, 0, step, blocks, a, rows);
     const RowParts parts = take_parts(device, a, 1);
     for_head_size(a.HS, [&](auto HS) {
         using Shape = DecodeShape<X, HS>;
         launch(device, visits_kernel<Shape, Policy>, Grid(a.NKV, a.B), int(blocks_for(a.NH / a.NKV, Shape::HEADS)) * Shape::THREADS,
-               sizeof(Shared<Shape>), causal, a, keys, rows, blocks, step, parts, Stop(eps));
+               sizeof(Shared<Shape>), Policy(layer), a, keys, rows, blocks, step, parts, Stop(layer.how.eps));
     });
     merge_parts(device, a, parts);
 }

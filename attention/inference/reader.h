@@ -57,9 +57,10 @@ public:
 
     /// Memory of one text of T tokens.
     static size_t bytes(const Config& c, int T, const Inference& how) {
-        if (how.attention == InferenceAttention::psa) return PsaBlocks<X>::bytes(how.psa, c.NKV, c.HS, T);
-        const size_t blocks = size_t(T) / how.adaspa.block + 1, tiles = tiles_of(T);
-        return c.NH * (sizeof(double) * blocks * blocks + 2 * sizeof(int) * tiles * (tiles + 1));
+        BumpAllocator memory(nullptr);
+        if (how.attention == InferenceAttention::psa) PsaBlocks<X>(memory, how.psa, {1, T, c.C, c.NH, c.NKV, c.HS});
+        else AdaSpaMemory<CPU>(memory, how.adaspa, c.NH, T);
+        return memory.bytes();
     }
 
 private:

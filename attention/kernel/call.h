@@ -120,6 +120,28 @@ AttentionForward<X> ungated_arguments(const LayerInputs<X>& in, const LayerState
     return a;
 }
 
+/// The arguments of a backward call that overwrites `to`.
+template <class X>
+AttentionBackward<X> kernel_gradients(const X* dout, const QkvGradients<X>& to, std::byte* workspace = nullptr) {
+    AttentionBackward<X> g{};
+    g.dout = dout, g.workspace = workspace;
+    g.dq = to.q, g.dk = to.k, g.dv = to.v;
+    return g;
+}
+
+/// Allocates the score inputs of a layer with the features `f`, and its gate if `gated`. `copies` is 1, or B for the partial sums
+/// of the gradients of the scalars per head.
+template <class X>
+ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bool gated, int B, int T, int NH, int copies) {
+    ScoreInputs<X> e;
+    if (f.head) e.head = allocator.take<Wide<X>>(size_t(copies) * NH * f.head);
+    if (f.row) e.row = allocator.take<Wide<X>>(size_t(B) * NH * T * f.row);
+    if (f.column) e.column = allocator.take<Wide<X>>(size_t(B) * NH * padded(T) * f.column);
+    if (f.token) e.token = allocator.take<Wide<X>>(size_t(B) * T * f.token);
+    if (gated) e.gate = allocator.take<Wide<X>>(size_t(B) * T * NH);
+    return e;
+}
+
 /// A rectangle of the score matrix: on the CPU a tile, cut at the end of the matrix; the GPU uses other sizes too.
 struct TilePlace {
     int b, h;

@@ -18,7 +18,6 @@
 #include "attention/kernel/call.h"
 #include "attention/mechanism.h"
 #include "attention/kernel/rows.cuh"
-#include "attention/kernel/call.h"
 #include "model/device/blas.h"
 #include "model/device/device.h"
 
@@ -449,8 +448,10 @@ private:
 /// thread gets some of `all`. Results do not depend on it.
 inline int tiles_at_once(int64_t all) { return int(std::clamp<int64_t>(all / (4 * omp_get_max_threads()), 2, 16)); }
 
-/// If a token may have several rows, one thread takes all rows of the heads that share keys, because the rows resume from each other's
-/// results.
+/// With Write::add the call adds keys to a softmax: out, lse and the statistics hold the result over other keys and are updated. They and
+/// q are over the rows.T tokens of a sequence, k and v over key_rows.T; positions and lists are over the T rows of queries and the S rows
+/// of keys. No features then but biases of tiles, which are by rows, as tile_max is. Two rows of keys never hold the same token; of
+/// queries they may, and then one thread takes all rows of the heads that share keys, because the rows resume from each other's results.
 template <class X, class P, class Rows, class KeyRows>
 void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const Rows& rows, const KeyRows& key_rows, Write write) {
     const ForwardCall<X, P, Rows> call{policy, a, {rows, a.T, a.NH}, write};
@@ -666,6 +667,7 @@ private:
     }
 };
 
+/// Gradients of attention_rows_forward(); out and lse are the results over all keys. Write::add: adds to dq, dk and dv.
 template <class X, class P, class Rows, class KeyRows>
 void attention_rows_backward(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows,
                              const KeyRows& key_rows, Write write) {
@@ -690,33 +692,4 @@ void attention_rows_backward(const P& policy, const AttentionForward<X>& a, cons
 template <class X, class P>
 void attention_backward(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g) {
     attention_rows_backward(policy, a, g, RowsInOrder(), RowsInOrder(), Write::overwrite);
-}
-
-// ------------------------------------------------------------------------------------------------------- further keys of a softmax
-
-/// Adds keys to a softmax: out, lse and the statistics hold the result over other keys and are updated. They and q, k and v are over the
-/// rows.T tokens of a sequence. Positions and lists are over the T == S == rows.count rows, each of which reads and writes its token.
-/// Preconditions: no two rows of a head hold the same token; no features but biases of tiles, which are by rows, as tile_max is.
-template <class X, class P, class Rows>
-void attention_forward_more(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows) {
-    attention_rows_forward(policy, a, rows, rows, Write::add);
-}
-
-/// The same with rows for queries only: a token may have several rows, and the S keys have rows of their own.
-template <class X, class P, class Rows, class KeyRows>
-void attention_forward_queries(CPU, const P& policy, const AttentionForward<X>& a, const Rows& rows, const KeyRows& keys) {
-    attention_rows_forward(policy, a, rows, keys, Write::add);
-}
-
-/// Gradients of attention_forward_more(): out and lse are the results over all keys; adds to dq, dk and dv.
-template <class X, class P, class Rows>
-void attention_backward_more(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows) {
-    attention_rows_backward(policy, a, g, rows, rows, Write::add);
-}
-
-/// Gradients of attention_forward_queries(), likewise.
-template <class X, class P, class Rows, class KeyRows>
-void attention_backward_queries(CPU, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const Rows& rows,
-                                const KeyRows& keys) {
-    attention_rows_backward(policy, a, g, rows, keys, Write::add);
 }

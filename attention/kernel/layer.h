@@ -58,11 +58,8 @@ void attention_layer_backward(Device device, const P& policy, const LayerInputs<
     if constexpr (P::traits.own_passes) {
         policy.backward(device, in, weights, state, dout, to, more, workspace);
     } else {
-        AttentionBackward<X> g{};
-        g.dout = dout;
-        g.dq = to.q, g.dk = to.k, g.dv = to.v;
+        AttentionBackward<X> g = kernel_gradients(dout, to, workspace);
         g.dhead = more.of.head, g.drow = more.of.row, g.dcolumn = more.of.column, g.dgate = more.of.gate;
-        g.workspace = workspace;
         attention_backward(device, policy, kernel_arguments(in, state, Statistics<X>{}), g);
         policy.preprocess_backward(device, in, weights, state.score_inputs, more);
     }

@@ -41,3 +41,9 @@ template <class X, class Modify, class Visible>
 void dense_softmax(const LayerInputs<X>& in, X* out, Modify modify, Visible visible) {
     for (int b = 0; b < in.B; b++) dense_softmax_of_sequence(in, b, out, modify, visible);
 }
+
+/// The same of q_i.k_j / sqrt(HS) itself.
+template <class X, class Visible>
+void dense_softmax(const LayerInputs<X>& in, X* out, Visible visible) {
+    dense_softmax(in, out, [](int, int, int, int, X a) { return a; }, visible);
+}

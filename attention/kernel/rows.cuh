@@ -8,6 +8,7 @@
 //     int token(b, h, row) const     -1: padding, an empty row
 //     int row(b, h, token) const     -1: the token is not in the branch
 //     int next(b, h, row) const      another row of the row's token, or -1; if tokens may have several rows (repeated_rows.cuh)
+//     W share<W>(b, h, token) const  the factor of a token's rows in scatter_add_rows(); if it is not 1
 #pragma once
 #include <algorithm>
 
@@ -67,6 +68,13 @@ constexpr int next_row(const Rows& rows, int b, int h, int row) {
     else return -1;
 }
 
+/// The factor of a token's rows in a sum over them.
+template <class W, class Rows>
+constexpr W share_of_rows(const Rows& rows, int b, int h, int token) {
+    if constexpr (requires { rows.template share<W>(b, h, token); }) return rows.template share<W>(b, h, token);
+    else return 1;
+}
+
 /// Gathers `from` (B, T, heads, HS) into `to` (B, R, NH, HS), in the order of the branch.
 template <class X, class Rows>
 void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowShape& s) {
@@ -81,8 +89,8 @@ void gather_rows(CPU, X* to, Heads<const X> from, const Rows& rows, const RowSha
             }
 }
 
-/// Writes or adds `from` (B, R, NH, HS) to `to` (B, T, heads, HS) in text order, summed over a token's rows and over each group of query
-/// heads; zero for a token outside the branch.
+/// Writes `from` (B, R, NH, HS) to `to` (B, T, heads, HS) in text order, or adds it: the sum over a token's rows, times share_of_rows(),
+/// and over each group of query heads. The sum of a token outside the branch is zero.
 template <class Y, class X, class Rows>
 void scatter_add_rows(CPU, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
 #pragma omp parallel for collapse(2)
@@ -91,24 +99,13 @@ void scatter_add_rows(CPU, Heads<Y> to, const X* from, const Rows& rows, const R
             for (int head = 0; head < s.heads; head++) {
                 Y* home = to.data + (size_t(b) * s.T + t) * to.row + size_t(head) * s.HS;
                 if (write == Write::overwrite) std::fill_n(home, s.HS, Y(0));
-                for (int h = head * s.group(); h < (head + 1) * s.group(); h++)
+                for (int h = head * s.group(); h < (head + 1) * s.group(); h++) {
+                    const X share = share_of_rows<X>(rows, b, h, t);
                     for (int r = rows.row(b, h, t); r >= 0; r = next_row(rows, b, h, r)) {
                         const X* row = row_at(from, rows, s, b, r, h);
-                        for (int d = 0; d < s.HS; d++) home[d] += row[d];
+                        for (int d = 0; d < s.HS; d++) home[d] += share * row[d];
                     }
-            }
-}
-
-/// Gathers one scalar per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, `missing` for padding. The
-/// CPU's version is the reference in the GPU's tests.
-template <class W, class Rows>
-void gather_scalars(CPU, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < B; b++)
-        for (int h = 0; h < NH; h++)
-            for (int r = 0; r < rows.count; r++) {
-                const int t = rows.token(b, h, r);
-                to[(size_t(b) * NH + h) * rows.count + r] = t < 0 ? missing : from[(size_t(b) * NH + h) * T + t];
+                }
             }
 }
 
@@ -140,11 +137,13 @@ __global__ void scatter_add_rows_kernel(const Heads<Y> to, const X* from, const 
         Y* home = to.data + (size_t(b) * s.T + t) * to.row + n * PIECE;
         float sums[PIECE] = {}, more[PIECE];
         if (write == Write::add) read_numbers(sums, home);
-        for (int h = head * s.group(); h < (head + 1) * s.group(); h++)
+        for (int h = head * s.group(); h < (head + 1) * s.group(); h++) {
+            const float share = share_of_rows<float>(rows, b, h, t);
             for (int r = rows.row(b, h, t); r >= 0; r = next_row(rows, b, h, r)) {
                 read_numbers(more, row_at(from, rows, s, b, r, h) + d);
-                for (int k = 0; k < PIECE; k++) sums[k] += more[k];
+                for (int k = 0; k < PIECE; k++) sums[k] += share * more[k];
             }
+        }
         write_numbers(home, sums);
     }
 }
@@ -167,6 +166,7 @@ template <class Y, class X, class Rows>
 void scatter_add_rows(GPU device, Heads<Y> to, const X* from, const Rows& rows, const RowShape& s, Write write) {
     launch(device, scatter_add_rows_kernel<Y, X, Rows>, Grid(s.T, s.B), 256, 0, to, from, rows, s, write);
 }
+/// Gathers one scalar per row and query head: to (B, NH, R) = from (B, NH, T) in the order of the branch, `missing` for padding.
 template <class W, class Rows>
 void gather_scalars(GPU device, W* to, const W* from, const Rows& rows, int B, int T, int NH, W missing) {
     launch(device, gather_scalars_kernel<W, Rows>, Grid(blocks_for(rows.count, 256), NH, B), 256, 0, to, from, rows, T, missing);

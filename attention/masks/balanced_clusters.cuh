@@ -4,23 +4,27 @@
 #include <numeric>
 
 #include "attention/masks/clusters.cuh"
-#include "attention/masks/select.cuh"
+#include "attention/masks/choice.cuh"
 
-/// Writes cosines (B, NH - local, K, T) of one token with every centroid. NaN, in a diverged run, counts as the smallest.
-template <class W, class X, class M>
-constexpr void cosines_of_token(W* cosines, const X* q, const M* centroids, const ClusterShape& s, int b, int h, int t) {
-    const Standard<W> by(q, s.HS);
-    for (int c = 0; c < s.clusters; c++) {
-        const W cosine = centroid_cosine<W>(q, by, centroids + s.centroid(h, c), s.HS), least = -1e30f;
-        cosines[s.cosines(b, h, c) + t] = cosine > least ? cosine : least;
-    }
-}
 template <class X>
-void centroid_cosines(CPU, X* cosines, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int t = 0; t < s.T; t++)
-            for (int h = s.local; h < s.NH; h++) cosines_of_token(cosines, in.query(in.q_pre, b, t, h), centroids, s, b, h, t);
+struct CentroidCosines {
+    Wide<X>* cosines;
+    Heads<const X> q;
+    const X* centroids;
+    ClusterShape s;
+    constexpr void operator()(unsigned n, int) const {
+        const RoutedToken<X> at(s, q, n);
+        const Standard<Wide<X>> by(at.q, s.HS);
+        for (int c = 0; c < s.clusters; c++) {
+            const Wide<X> cosine = centroid_cosine<Wide<X>>(at.q, by, centroids + s.centroid(at.h, c), s.HS), least = -1e30f;
+            cosines[s.cosines(at.b, at.h, c) + at.t] = cosine > least ? cosine : least;
+        }
+    }
+};
+/// Writes cosines (B, NH - local, K, T) of every token with every centroid. NaN, in a diverged run, counts as the smallest.
+template <class Device, class X>
+void centroid_cosines(Device device, Wide<X>* cosines, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+    each_element(device, size_t(s.B) * s.routed() * s.T, 1, CentroidCosines<X>{cosines, {in.q_pre, in.qk_row}, centroids, s});
 }
 
 /// Rows c size .. (c + 1) size - 1 of a routed head get the tokens with the largest cosines to centroid c, ties going to earlier
@@ -45,25 +49,18 @@ void take_greatest(CPU, const ClusterRows& rows, const X* cosines, const Cluster
 
 #ifdef WITH_GPU
 
-template <class X>
-__global__ void centroid_cosines_kernel(float* cosines, const __grid_constant__ LayerInputs<X> in, const X* centroids,
-                                        const ClusterShape s) {
-    const int t = blockIdx.x * blockDim.x + threadIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
-    if (t < s.T) cosines_of_token(cosines, in.query(in.q_pre, b, t, h), centroids, s, b, h, t);
-}
-
 /// One block per cluster, head and sequence; THREADS tokens at a time. The threshold is the largest key that at least `size`
 /// cosines reach, found bit by bit.
 template <class W>
-__global__ void __launch_bounds__(clustering::THREADS)
+__global__ void __launch_bounds__(choosing::THREADS)
     take_greatest_kernel(const ClusterRows rows, const W* cosines, const ClusterShape s) {
-    auto& shared = dynamic_shared<clustering::Shared>();
+    auto& shared = dynamic_shared<choosing::Shared>();
     const int c = blockIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
     const W* mine = cosines + s.cosines(b, h, c);
     const auto reach = [&](unsigned key) {
         int count = 0;
-        for (int t = threadIdx.x; t < s.T; t += clustering::THREADS) count += choosing::ordered(mine[t]) >= key;
-        return block_sum<clustering::WARPS>(count, shared.counts);
+        for (int t = threadIdx.x; t < s.T; t += choosing::THREADS) count += choosing::ordered(mine[t]) >= key;
+        return block_sum<choosing::WARPS>(count, shared.counts);
     };
     unsigned least = 0;
     for (unsigned bit = 1u << 31; bit; bit >>= 1)
@@ -71,25 +68,21 @@ __global__ void __launch_bounds__(clustering::THREADS)
     const int of_equals = s.size - reach(least + 1);
     const int first = c * s.size;
     __syncthreads();   // the counts have been read
-    for (int t0 = 0, equals = 0, taken = 0; t0 < s.T; t0 += clustering::THREADS) {
+    for (int t0 = 0, equals = 0, taken = 0; t0 < s.T; t0 += choosing::THREADS) {
         const int t = t0 + int(threadIdx.x);
         const unsigned key = t < s.T ? choosing::ordered(mine[t]) : 0;
         int equal = equals, place = taken;
-        equal += clustering::place_among(key == least, equals, shared);
+        equal += choosing::place_among(key == least, equals, shared);
         const bool take = key > least || (key == least && equal < of_equals);
-        place += clustering::place_among(take, taken, shared);
+        place += choosing::place_among(take, taken, shared);
         if (take) rows.put(s, b, h, first + place, t, c, first);
     }
     if (threadIdx.x == 0) rows.ends[s.ends_of(b, h) + c] = first + s.size;
 }
 
-template <class X>
-void centroid_cosines(GPU device, float* cosines, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
-    launch(device, centroid_cosines_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, cosines, in, centroids, s);
-}
 inline void take_greatest(GPU device, const ClusterRows& rows, const float* cosines, const ClusterShape& s) {
-    launch(device, take_greatest_kernel<float>, Grid(s.clusters, s.NH - s.local, s.B), clustering::THREADS,
-           sizeof(clustering::Shared), rows, cosines, s);
+    launch(device, take_greatest_kernel<float>, Grid(s.clusters, s.NH - s.local, s.B), choosing::THREADS,
+           sizeof(choosing::Shared), rows, cosines, s);
 }
 
 #endif

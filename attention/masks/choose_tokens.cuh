@@ -1,6 +1,8 @@
 // The tokens that each head chooses (MoSA), as rows (ListedRows in rows.cuh), and the gradients of the router and its thresholds.
 // u (B, T, E) are the router's logits, E = NH - dense_heads per token; r = sigmoid(u).
 #pragma once
+#include "attention/masks/place_among.cuh"
+#include "attention/scores/each_element.cuh"
 #include "model/batch.h"
 #include "model/device/device.h"
 #include "model/device/math.h"
@@ -59,13 +61,20 @@ void choose_tokens(CPU, X* gate, int* tokens, int* rows, const X* u, const X* ta
         }
 }
 
-/// du (B, T, E) from the gradient of gate (B, T, NH), which is zero where the gate is.
-template <class X>
-void router_backward(CPU, X* du, const X* dgate, const X* gate, const TokenChoice& c) {
-    for (size_t n = 0; n < size_t(c.B) * c.T * c.routed(); n++) {
-        const size_t at = n / c.routed() * c.NH + c.dense_heads + n % c.routed();
-        du[n] = dgate[at] * gate[at] * (1 - gate[at]);
+template <class W>
+struct RouterBackward {
+    W* du;
+    const W *dgate, *gate;
+    int NH, dense_heads;
+    constexpr void operator()(unsigned token, int e) const {
+        const size_t at = size_t(token) * NH + dense_heads + e;
+        du[size_t(token) * (NH - dense_heads) + e] = dgate[at] * gate[at] * (1 - gate[at]);
     }
+};
+/// du (B, T, E) from the gradient of gate (B, T, NH), which is zero where the gate is.
+template <class Device, class W>
+void router_backward(Device device, W* du, const W* dgate, const W* gate, const TokenChoice& c) {
+    each_element(device, size_t(c.B) * c.T, c.routed(), RouterBackward<W>{du, dgate, gate, c.NH, c.dense_heads});
 }
 
 /// dtau (E) += dloss sum over tokens of (share - chosen): gradient descent raises the threshold where too many are chosen.
@@ -81,48 +90,25 @@ void move_thresholds(CPU, X* dtau, const int* rows, const TokenChoice& c, X dlos
 
 #ifdef WITH_GPU
 
-namespace choosing {
-inline constexpr int WARPS = 8, THREADS = WARPS * WARP;
-struct Shared {
-    int counts[WARPS];
-};
-}   // namespace choosing
-
 /// One block per head and sequence; THREADS tokens at a time.
 template <class X>
 __global__ void __launch_bounds__(choosing::THREADS)
     choose_tokens_kernel(float* gate, int* tokens, int* rows, const float* u, const X* tau, const TokenChoice c) {
     auto& shared = dynamic_shared<choosing::Shared>();
-    const int h = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int h = blockIdx.x, b = blockIdx.y;
     const float threshold = h < c.dense_heads ? 0.0f : to_float(tau[h - c.dense_heads]);
     int count = 0;
     for (int t0 = 0; t0 < c.T; t0 += choosing::THREADS) {
         const int t = t0 + int(threadIdx.x);
         const bool take = t < c.T && c.takes(u, threshold, b, h, t);
-        const unsigned taken = __ballot_sync(ALL_LANES, take);
-        if (lane == 0) shared.counts[warp] = __popc(taken);
-        __syncthreads();
-        int row = count + __popc(taken & ((1u << lane) - 1));
-        for (int w = 0; w < choosing::WARPS; w++) {
-            if (w < warp) row += shared.counts[w];
-            count += shared.counts[w];
-        }
-        if (t < c.T) {
-            gate[(size_t(b) * c.T + t) * c.NH + h] = take ? c.gate(u, b, h, t) : 0.0f;
-            rows[c.row(b, h) + t] = take ? row : -1;
-            if (take) tokens[c.row(b, h) + row] = t;
-        }
-        __syncthreads();   // the counts have been read
+        int row = count;
+        row += choosing::place_among(take, count, shared);
+        if (t >= c.T) continue;
+        gate[(size_t(b) * c.T + t) * c.NH + h] = take ? c.gate(u, b, h, t) : 0.0f;
+        rows[c.row(b, h) + t] = take ? row : -1;
+        if (take) tokens[c.row(b, h) + row] = t;
     }
     for (int row = count + int(threadIdx.x); row < c.T; row += choosing::THREADS) tokens[c.row(b, h) + row] = -1;
-}
-
-template <class W>
-__global__ void router_backward_kernel(W* du, const W* dgate, const W* gate, const TokenChoice c, size_t count) {
-    const size_t n = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (n >= count) return;
-    const size_t at = n / c.routed() * c.NH + c.dense_heads + n % c.routed();
-    du[n] = dgate[at] * gate[at] * (1 - gate[at]);
 }
 
 /// One block per routed head.
@@ -142,10 +128,6 @@ template <class X>
 void choose_tokens(GPU device, float* gate, int* tokens, int* rows, const float* u, const X* tau, const TokenChoice& c) {
     launch(device, choose_tokens_kernel<X>, Grid(c.NH, c.B), choosing::THREADS, sizeof(choosing::Shared), gate, tokens, rows, u,
            tau, c);
-}
-inline void router_backward(GPU device, float* du, const float* dgate, const float* gate, const TokenChoice& c) {
-    const size_t count = size_t(c.B) * c.T * c.routed();
-    launch(device, router_backward_kernel<float>, blocks_for(count, 256), 256, 0, du, dgate, gate, c, count);
 }
 inline void move_thresholds(GPU device, float* dtau, const int* rows, const TokenChoice& c, float dloss) {
     launch(device, move_thresholds_kernel<float>, c.routed(), choosing::THREADS, sizeof(choosing::Shared), dtau, rows, c, dloss);

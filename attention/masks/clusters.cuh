@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "attention/kernel/naive.h"
+#include "attention/masks/place_among.cuh"
+#include "attention/scores/each_element.cuh"
 #include "attention/scores/layernorm.h"
 
 struct ClusterShape {
@@ -19,12 +21,13 @@ struct ClusterShape {
     /// Rows of a head, R, and the number of them that are not padding in a routed head. Padding comes last.
     constexpr int rows() const { return std::max(T, clusters * size); }
     constexpr int filled() const { return size ? clusters * size : T; }
+    constexpr int routed() const { return NH - local; }
 
     constexpr size_t list(int b, int h) const { return (size_t(b) * NH + h) * T; }                          // of (B, NH, T)
     constexpr size_t rows_of(int b, int h) const { return (size_t(b) * NH + h) * rows(); }                  // of (B, NH, R)
     constexpr size_t ends_of(int b, int h) const { return (size_t(b) * NH + h) * clusters; }                // of (B, NH, K)
     constexpr size_t cosines(int b, int h, int c) const {                                     // of (B, NH - local, K, T)
-        return ((size_t(b) * (NH - local) + h - local) * clusters + c) * T;
+        return ((size_t(b) * routed() + h - local) * clusters + c) * T;
     }
     constexpr size_t vector(int b, int t, int h) const { return ((size_t(b) * T + t) * NH + h) * HS; }      // of (B, T, NH, HS)
     constexpr size_t row(int b, int r, int h) const { return ((size_t(b) * rows() + r) * NH + h) * HS; }    // of (B, R, NH, HS)
@@ -153,15 +156,31 @@ inline void sort_by_cluster(CPU, const ClusterRows& rows, const int* nearest, co
         }
 }
 
-/// Writes nearest (B, NH, T), except for local heads.
+/// One token of one routed head: the query, before RoPE, of element n of (B, NH - local, T).
 template <class X>
-void nearest_centroids(CPU, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int h = s.local; h < s.NH; h++)
-            for (int t = 0; t < s.T; t++)
-                nearest[s.list(b, h) + t] =
-                    nearest_centroid<X>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
+struct RoutedToken {
+    int b, h, t;
+    const X* q;
+    constexpr RoutedToken(const ClusterShape& s, const Heads<const X>& of, unsigned n)
+        : b(int(n / s.T) / s.routed()), h(s.local + int(n / s.T) % s.routed()), t(int(n % s.T)),
+          q(of.data + (size_t(b) * s.T + t) * of.row + size_t(h) * s.HS) {}
+};
+
+template <class X>
+struct NearestCentroids {
+    int* nearest;
+    Heads<const X> q;
+    const X* centroids;
+    ClusterShape s;
+    constexpr void operator()(unsigned n, int) const {
+        const RoutedToken<X> at(s, q, n);
+        nearest[s.list(at.b, at.h) + at.t] = nearest_centroid<Wide<X>>(at.q, centroids + s.centroid(at.h, 0), s.clusters, s.HS);
+    }
+};
+/// Writes nearest (B, NH, T), except for local heads.
+template <class Device, class X>
+void nearest_centroids(Device device, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+    each_element(device, size_t(s.B) * s.routed() * s.T, 1, NearestCentroids<X>{nearest, {in.q_pre, in.qk_row}, centroids, s});
 }
 
 /// Number of n ascending numbers less than `bound`.
@@ -207,38 +226,29 @@ constexpr W centroid_pull(const X* sorted, const int* ends, const M* mu, const C
     return sum * W(s.clusters);
 }
 
-/// dmu (NH - local, K, HS) += dloss times centroid_pull().
 template <class X>
-void pull_centroids(CPU, X* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape& s, X dloss) {
-#pragma omp parallel for
-    for (int h = s.local; h < s.NH; h++)
-        for (int c = 0; c < s.clusters; c++)
-            for (int d = 0; d < s.HS; d++)
-                dmu[s.centroid(h, c) + d] += dloss * centroid_pull<X>(sorted, ends, mu + s.centroid(h, c), s, h, c, d);
+struct PullCentroids {
+    Wide<X>* dmu;
+    const X* sorted;
+    const int* ends;
+    const X* mu;
+    ClusterShape s;
+    Wide<X> dloss;
+    constexpr void operator()(unsigned centroid, int d) const {
+        const int h = s.local + int(centroid) / s.clusters, c = int(centroid) % s.clusters;
+        dmu[s.centroid(h, c) + d] += dloss * centroid_pull<Wide<X>>(sorted, ends, mu + s.centroid(h, c), s, h, c, d);
+    }
+};
+/// dmu (NH - local, K, HS) += dloss times centroid_pull().
+template <class Device, class X>
+void pull_centroids(Device device, Wide<X>* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape& s, Wide<X> dloss) {
+    each_element(device, size_t(s.routed()) * s.clusters, s.HS, PullCentroids<X>{dmu, sorted, ends, mu, s, dloss});
 }
 
 #ifdef WITH_GPU
 
 namespace clustering {
-inline constexpr int WARPS = 8, THREADS = WARPS * WARP, MOST = 4;   // elements of a head per lane: HS is at most 128
-struct Shared {
-    int counts[WARPS];
-};
-
-/// The number of lower threads with `yes`; adds the number of all threads with `yes` to `total`.
-__device__ __forceinline__ int place_among(bool yes, int& total, Shared& shared) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const unsigned those = __ballot_sync(ALL_LANES, yes);
-    if (lane == 0) shared.counts[warp] = __popc(those);
-    __syncthreads();
-    int place = __popc(those & ((1u << lane) - 1));
-    for (int w = 0; w < WARPS; w++) {
-        if (w < warp) place += shared.counts[w];
-        total += shared.counts[w];
-    }
-    __syncthreads();   // the counts have been read
-    return place;
-}
+inline constexpr int MOST = 4;   // elements of a head per lane: HS is at most 128
 
 /// n and 1 / deviation of a row; a lane of the warp has elements lane, lane + 32, ...
 template <class X>
@@ -301,42 +311,25 @@ __global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, co
         if (Normed::has(n, s.HS)) to[Normed::index(n)] = h < s.local ? 0 : (gradient[n] - sum - row.n[n] * product) * row.rstd;
 }
 
-template <class X>
-__global__ void nearest_centroids_kernel(int* nearest, const __grid_constant__ LayerInputs<X> in, const X* centroids,
-                                         const ClusterShape s) {
-    const int t = blockIdx.x * blockDim.x + threadIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
-    if (t < s.T)
-        nearest[s.list(b, h) + t] =
-            nearest_centroid<float>(in.query(in.q_pre, b, t, h), centroids + s.centroid(h, 0), s.clusters, s.HS);
-}
-
 /// One block per head and sequence; one cluster after the other, THREADS tokens at a time.
 template <class Rows>
-__global__ void __launch_bounds__(clustering::THREADS) sort_by_cluster_kernel(const Rows rows, const int* nearest, const ClusterShape s) {
-    auto& shared = dynamic_shared<clustering::Shared>();
+__global__ void __launch_bounds__(choosing::THREADS) sort_by_cluster_kernel(const Rows rows, const int* nearest, const ClusterShape s) {
+    auto& shared = dynamic_shared<choosing::Shared>();
     const int h = blockIdx.x, b = blockIdx.y;
     const bool left_out = h >= s.local && !nearest;
     int taken = left_out ? s.filled() : 0;
     for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++) {
         const int first = taken;
-        for (int t0 = 0; t0 < s.T; t0 += clustering::THREADS) {
+        for (int t0 = 0; t0 < s.T; t0 += choosing::THREADS) {
             const int t = t0 + int(threadIdx.x);
             const bool take = t < s.T && (h < s.local || nearest[s.list(b, h) + t] == c);
             int row = taken;
-            row += clustering::place_among(take, taken, shared);
+            row += choosing::place_among(take, taken, shared);
             if (take) rows.put(s, b, h, row, t, c, first);
         }
         if (h >= s.local && threadIdx.x == 0) rows.ends[s.ends_of(b, h) + c] = taken;
     }
-    for (int row = taken + int(threadIdx.x); row < s.rows(); row += clustering::THREADS) rows.put_padding(s, b, h, row);
-}
-
-/// One block per centroid, one thread per element.
-template <class X>
-__global__ void pull_centroids_kernel(float* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape s,
-                                      float dloss) {
-    const int c = blockIdx.x, h = s.local + blockIdx.y, d = threadIdx.x;
-    if (d < s.HS) dmu[s.centroid(h, c) + d] += dloss * centroid_pull<float>(sorted, ends, mu + s.centroid(h, c), s, h, c, d);
+    for (int row = taken + int(threadIdx.x); row < s.rows(); row += choosing::THREADS) rows.put_padding(s, b, h, row);
 }
 
 template <class X>
@@ -349,17 +342,9 @@ void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float
     launch(device, content_vectors_backward_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, dq_pre, row, dn, in,
            s);
 }
-template <class X>
-void nearest_centroids(GPU device, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
-    launch(device, nearest_centroids_kernel<X>, Grid(blocks_for(s.T, 128), s.NH - s.local, s.B), 128, 0, nearest, in, centroids, s);
-}
 inline void sort_by_cluster(GPU device, const ClusterRows& rows, const int* nearest, const ClusterShape& s) {
-    launch(device, sort_by_cluster_kernel<ClusterRows>, Grid(s.NH, s.B), clustering::THREADS, sizeof(clustering::Shared), rows, nearest,
+    launch(device, sort_by_cluster_kernel<ClusterRows>, Grid(s.NH, s.B), choosing::THREADS, sizeof(choosing::Shared), rows, nearest,
            s);
-}
-template <class X>
-void pull_centroids(GPU device, float* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape& s, float dloss) {
-    launch(device, pull_centroids_kernel<X>, Grid(s.clusters, s.NH - s.local), 128, 0, dmu, sorted, ends, mu, s, dloss);
 }
 
 #endif

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "attention/blocks/block_rows.cuh"
-#include "attention/blocks/choose_blocks.cuh"
 #include "attention/kernel/cpu.h"
+#include "attention/masks/choose_blocks.cuh"
 #include "attention/nsa/compress.cuh"
 #include "model/device/blas.h"
 #ifdef WITH_GPU
@@ -154,7 +154,7 @@ void choose_by_importance(CPU, int* choice, const Importance<X>& s, const BlockC
     {
         ScoresOfRows<X> of_rows(s);
         std::vector<X> scores(tiles_of(s.T));
-        std::vector<int> order;
+        const ThreadTeam<X> team(0);
 #pragma omp for collapse(3) schedule(dynamic)
         for (int tile = tiles - 1; tile >= 0; tile--)   // late rows see the most keys: they start first
             for (int b = 0; b < s.B; b++)
@@ -164,10 +164,8 @@ void choose_by_importance(CPU, int* choice, const Importance<X>& s, const BlockC
                     if (compare) of_rows.compute(b, kv, row0, rows, last + 1);
                     for (int r = 0; r < rows; r++) {
                         const int own = s.own(b, row0 + r), first = s.blocks().first(b, s.token(row0 + r));
-                        int* const to = choice + c.of_token(b, kv, row0 + r);
                         if (compare) of_rows.copy_row(scores.data(), r, first + rule.leading, first + own - rule.local + 1);
-                        choose_blocks(CPU{}, to, scores.data() + first, rule, own, order);
-                        number_in_row(to, c.slots, first);
+                        choose_blocks(team, choice + c.of_token(b, kv, row0 + r), scores.data() + first, rule, own, first);
                     }
                 }
     }
@@ -212,10 +210,8 @@ struct ImportanceTile {
         __syncthreads();
         for (int r = int(threadIdx.x) / WARP; r < rows; r += importance::WARPS) {
             const int first = s.blocks().first(b, s.token(row0 + r));
-            int* const to = choice + c.of_token(b, kv, row0 + r);
-            choose_blocks(to, scores + size_t(r) * width() + first, rule, s.own(b, row0 + r));
-            __syncwarp();
-            if (threadIdx.x % WARP == 0) number_in_row(to, c.slots, first);
+            choose_blocks(BlockTeam<1>(), choice + c.of_token(b, kv, row0 + r), scores + size_t(r) * width() + first, rule,
+                          s.own(b, row0 + r), first);
         }
         __syncthreads();
     }

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <vector>
 
-#include "attention/kernel/naive.h"
+#include "attention/blocks/naive_choice.h"
 #include "attention/nsa/compress.cuh"
 #include "attention/nsa/selection.cuh"
-#include "model/operations/qk_rope.cuh"
+#include "model/rope.h"
 
 template <class A, class X>
 struct NaiveNsa {
@@ -68,14 +68,7 @@ struct NaiveNsa {
                 for (int token = c * a.grid.d; token < c * a.grid.d + a.grid.l && token < (own + 1) * TILE; token++)
                     score[token / TILE] += p[c];
         }
-        score[0] = score[own] = score[std::max(own - 1, 0)] = INFINITY;
-        std::vector<bool> chosen(own + 1);
-        for (int n = 0; n < std::min(a.selection.blocks, own + 1); n++) {
-            const auto best = std::max_element(score.begin(), score.end());   // the first of ties
-            chosen[best - score.begin()] = true;
-            *best = -INFINITY;
-        }
-        return chosen;
+        return naive_choice(score.data(), {.top = a.selection.blocks - 3, .leading = 1, .local = 2}, own);
     }
 
 private:

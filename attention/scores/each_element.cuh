@@ -10,7 +10,7 @@
 /// Precondition: no call reads what another one writes, and each sums in a fixed order.
 template <class Task>
 void each_element(CPU, size_t rows, int width, const Task& task) {
-#pragma omp parallel for
+#pragma omp parallel for if (rows * size_t(width) >= 512)   // starting threads costs more than a few numbers
     for (size_t row = 0; row < rows; row++)
         if constexpr (requires { task.of_row(0u); }) {   // shared values of a row are computed once
             const auto element = task.of_row(unsigned(row));

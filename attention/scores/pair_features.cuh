@@ -1,11 +1,18 @@
-// Features for a learned score on the GPU: score()'s inputs from one token, computed from its query or key by a layer norm without
-// affine parameters (or a constant factor), a small matrix per query head (or a shared one), and optionally a bias:
+// Features for a learned score: score()'s inputs from one token, computed from its query or key by a layer norm without affine
+// parameters (or a constant factor), a small matrix per query head (or a shared one), and optionally a bias:
 //     feature (b, h, t, f) = sum_d weight_hfd LN(x_bt of head h / (heads / sources))_d + bias_hf
-// and their gradients. On the CPU the same is a few calls of gemm(); here one kernel per direction reads x once and keeps the
+// and their gradients. On the CPU these are a few calls of gemm(); on the GPU one kernel per direction reads x once and keeps the
 // normed rows in shared memory. A block of 128 threads takes TILE tokens of one source head, and all query heads that read it.
 #pragma once
+#include <type_traits>
+#include <vector>
+
+#include "attention/scores/layernorm.h"
+#include "model/device/blas.h"
+#ifdef WITH_GPU
 #include "attention/kernel/features.cuh"
 #include "model/operations/column_sum.cuh"
+#endif
 
 template <class X>
 struct PairFeatures {
@@ -15,15 +22,95 @@ struct PairFeatures {
     int B, T;
     int sources, heads;   // heads of x; query heads, a multiple of `sources`
     int HS, m;
-    float eps;                    // of the layer norm
-    float factor = 0;             // if not 0: factor * x replaces LN(x)
+    Wide<X> eps;                  // of the layer norm
+    Wide<X> factor = 0;           // if not 0: factor * x replaces LN(x)
     bool shared_weight = false;
 
-    __device__ const X* weight_of(int h) const { return weight + (shared_weight ? 0 : size_t(h) * m * HS); }
+    constexpr size_t weight_at(int h) const { return shared_weight ? 0 : size_t(h) * m * HS; }
+    constexpr int group() const { return heads / sources; }
 };
 
 /// Memory layout, as score() reads features: (B, heads, T, m) for queries, (B, heads, m, padded(T)) for keys.
 enum class FeatureLayout { row, column };
+
+/// Index of feature f of token t of query head h.
+template <FeatureLayout layout, class X>
+constexpr size_t feature_at(const PairFeatures<X>& p, int b, int h, int t, int f) {
+    const size_t bh = size_t(b) * p.heads + h;
+    return layout == FeatureLayout::row ? (bh * p.T + t) * p.m + f : (bh * p.m + f) * padded(p.T) + t;
+}
+
+/// The tokens of one source head on the CPU: x (T, HS) after the norm, or as it is where a factor replaces the norm.
+template <class X>
+struct NormedTokens {
+    std::vector<X> x, rstd;
+    NormedTokens(const PairFeatures<X>& p, int b, int source) : x(size_t(p.T) * p.HS), rstd(p.T) {
+        for (int t = 0; t < p.T; t++) {
+            const X* const from = p.x.data + (size_t(b) * p.T + t) * p.x.row + size_t(source) * p.HS;
+            if (p.factor) std::copy_n(from, p.HS, &x[size_t(t) * p.HS]);
+            else rstd[t] = layernorm_row(&x[size_t(t) * p.HS], from, p.HS, p.eps);
+        }
+    }
+    /// Overwrites dx from the gradient of x (T, HS).
+    void backward(const PairFeatures<X>& p, int b, int source, Heads<X> dx, const std::vector<X>& gradient) const {
+        for (int t = 0; t < p.T; t++) {
+            X* const to = dx.data + (size_t(b) * p.T + t) * dx.row + size_t(source) * p.HS;
+            const size_t at = size_t(t) * p.HS;
+            if (p.factor) std::copy_n(&gradient[at], p.HS, to);
+            else std::fill_n(to, p.HS, X(0)), layernorm_row_backward(to, &gradient[at], &x[at], rstd[t], p.HS);
+        }
+    }
+};
+
+/// Computes features of all heads and tokens, in `layout`.
+template <FeatureLayout layout, class X>
+void pair_features_forward(CPU, X* features, const PairFeatures<X>& p) {
+    const X factor = p.factor ? p.factor : X(1);
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < p.B; b++)
+        for (int h = 0; h < p.heads; h++) {
+            const NormedTokens<X> normed(p, b, h / p.group());
+            const X* const weight = p.weight + p.weight_at(h);
+            X* const to = features + feature_at<layout>(p, b, h, 0, 0);
+            for (int t = 0; p.bias && t < p.T; t++)
+                for (int f = 0; f < p.m; f++) features[feature_at<layout>(p, b, h, t, f)] = p.bias[size_t(h) * p.m + f];
+            const X before = p.bias ? 1 : 0;
+            if (layout == FeatureLayout::row)
+                gemm(Transpose::no, Transpose::yes, p.T, p.m, p.HS, factor, normed.x.data(), p.HS, weight, p.HS, before, to, p.m);
+            else
+                gemm(Transpose::no, Transpose::yes, p.m, p.T, p.HS, factor, weight, p.HS, normed.x.data(), p.HS, before, to, padded(p.T));
+        }
+}
+
+/// Overwrites dx (B, T, sources, HS); adds to dweight (shaped like weight) and dbias (heads, m; null without a bias).
+template <FeatureLayout layout, class X>
+void pair_features_backward(CPU, Heads<X> dx, X* dweight, std::type_identity_t<X>* dbias, const X* dfeatures,
+                            const PairFeatures<X>& p) {
+    constexpr bool row = layout == FeatureLayout::row;
+    const X factor = p.factor ? p.factor : X(1);
+    const size_t width = row ? p.m : padded(p.T), numbers = size_t(p.m) * p.HS;
+    std::vector<X> parts(p.shared_weight ? p.heads * numbers : 0);   // to be summed in the order of heads
+#pragma omp parallel for
+    for (int source = 0; source < p.sources; source++) {   // one thread owns the weights of its heads, so sums keep their order
+        std::vector<X> gradient(size_t(p.T) * p.HS);
+        for (int b = 0; b < p.B; b++) {
+            const NormedTokens<X> normed(p, b, source);
+            for (int h = source * p.group(); h < (source + 1) * p.group(); h++) {
+                const X* const d = dfeatures + feature_at<layout>(p, b, h, 0, 0);
+                for (int t = 0; dbias && t < p.T; t++)
+                    for (int f = 0; f < p.m; f++) dbias[size_t(h) * p.m + f] += dfeatures[feature_at<layout>(p, b, h, t, f)];
+                gemm(row ? Transpose::yes : Transpose::no, Transpose::no, p.m, p.HS, p.T, factor, d, width, normed.x.data(), p.HS, X(1),
+                     p.shared_weight ? &parts[h * numbers] : dweight + h * numbers, p.HS);
+                gemm(row ? Transpose::no : Transpose::yes, Transpose::no, p.T, p.HS, p.m, factor, d, width, p.weight + p.weight_at(h),
+                     p.HS, X(h > source * p.group()), gradient.data(), p.HS);
+            }
+            normed.backward(p, b, source, dx, gradient);
+        }
+    }
+    for (size_t n = 0; n < parts.size(); n++) dweight[n % numbers] += parts[n];
+}
+
+#ifdef WITH_GPU
 
 /// The distribution of a tile of tokens over a block's threads. LANES adjacent threads share one token. Each has PARTS times four of
 /// its elements, so that adjacent threads read adjacent 16 bytes. A thread has TOKENS tokens, GROUPS apart.
@@ -94,15 +181,8 @@ __device__ __forceinline__ void load_weights(PairShared<Shape>& shared, const Pa
     for (int n = threadIdx.x; n < Shape::UNITS * Shape::HS; n += Shape::THREADS) {
         const int unit = n / Shape::HS, d = n % Shape::HS;
         const bool exists = f0 + unit < p.m;
-        shared.weight[unit][d] = exists ? to_float(p.weight_of(h)[size_t(f0 + unit) * Shape::HS + d]) : 0;
+        shared.weight[unit][d] = exists ? to_float(p.weight[p.weight_at(h) + size_t(f0 + unit) * Shape::HS + d]) : 0;
     }
-}
-
-/// Index of feature f of token t of query head h.
-template <FeatureLayout layout, class X>
-__device__ __forceinline__ size_t feature_at(const PairFeatures<X>& p, int b, int h, int t, int f) {
-    const size_t bh = size_t(b) * p.heads + h;
-    return layout == FeatureLayout::row ? (bh * p.T + t) * p.m + f : (bh * p.m + f) * padded(p.T) + t;
 }
 
 /// Features f0 .. f0 + 15 of the tile: each thread computes 4 tokens x 2 features. Adjacent threads write adjacent memory. Keys
@@ -139,7 +219,7 @@ __device__ __forceinline__ void write_features(float* features, const PairShared
 template <class Shape, FeatureLayout layout, class X>
 __global__ void __launch_bounds__(Shape::THREADS) pair_features_forward_kernel(float* features, const PairFeatures<X> p) {
     auto& shared = dynamic_shared<PairShared<Shape>>();
-    const int t0 = blockIdx.x * TILE, source = blockIdx.y, b = blockIdx.z, group = p.heads / p.sources;
+    const int t0 = blockIdx.x * TILE, source = blockIdx.y, b = blockIdx.z, group = p.group();
     normalise_tile(shared, p, b, source, t0);
     for (int h = source * group; h < (source + 1) * group; h++)
         for (int f0 = 0; f0 < p.m; f0 += Shape::UNITS) {
@@ -150,7 +230,6 @@ __global__ void __launch_bounds__(Shape::THREADS) pair_features_forward_kernel(f
         }
 }
 
-/// Computes features of all heads and tokens, in `layout`.
 template <FeatureLayout layout, class X>
 void pair_features_forward(GPU device, float* features, const PairFeatures<X>& p) {
     require_aligned(p.x, "q or k before RoPE");
@@ -269,7 +348,7 @@ __global__ void __launch_bounds__(Shape::THREADS) pair_features_backward_kernel(
                                                                                const float* dfeatures, const PairFeatures<X> p,
                                                                                int tiles) {
     auto& shared = dynamic_shared<PairSharedBackward<Shape>>();
-    const int source = blockIdx.y, group = p.heads / p.sources, per_sequence = tiles_of(p.T);
+    const int source = blockIdx.y, group = p.group(), per_sequence = tiles_of(p.T);
     const int first = blockIdx.x * tiles, end = min(first + tiles, p.B * per_sequence);
     float* dweight = dweights + size_t(blockIdx.x) * p.heads * p.m * Shape::HS;
     float* dbias = dbiases ? dbiases + size_t(blockIdx.x) * p.heads * p.m : nullptr;
@@ -300,12 +379,6 @@ inline size_t pair_features_blocks(int B, int T, int sources, int heads, int HS,
     return blocks_for(tiles, blocks_for(tiles, most));   // no block is empty
 }
 
-/// Bytes of workspace for the backward pass.
-inline size_t pair_features_workspace(int B, int T, int sources, int heads, int HS, int m) {
-    return sizeof(float) * pair_features_blocks(B, T, sources, heads, HS, m) * heads * m * (HS + 1);
-}
-
-/// Overwrites dx (B, T, sources, HS); adds to dweight (shaped like weight) and dbias (heads, m; null without a bias).
 template <FeatureLayout layout, class X>
 void pair_features_backward(GPU device, Heads<float> dx, float* dweight, float* dbias, const float* dfeatures,
                             const PairFeatures<X>& p) {
@@ -324,3 +397,5 @@ void pair_features_backward(GPU device, Heads<float> dx, float* dweight, float* 
     sum_partials(device, dweight, dweights, sums, blocks * units * p.HS / sums, Write::add);
     if (dbias) sum_partials(device, dbias, dbiases, blocks, units, Write::add);
 }
+
+#endif

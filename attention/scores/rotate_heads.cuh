@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "attention/scores/each_element.cuh"
-#include "model/operations/qk_rope.cuh"
+#include "model/rope.h"
 
 /// The RoPE position of row t of a sequence: min(stride t, last), or min(of_token, last). With `documents` t and `last` count from the
 /// first token of t's document, as in the model's own RoPE.

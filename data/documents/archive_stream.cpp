@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "data/documents/compressed.h"
+#include "data/documents/byte_stream.h"
 #include "model/base/error.h"
 
 namespace {
@@ -12,11 +12,11 @@ namespace {
 // libarchive with one filter and no archive format.
 class ArchiveStream : public ByteStream {
 public:
-    ArchiveStream(std::string path, int filter) : path_(std::move(path)), archive_(::archive_read_new()) {
-        if (!archive_) fail(Exit::out_of_memory, path_, ": no memory to decompress");
+    ArchiveStream(std::string name, int file, int filter) : name_(std::move(name)), archive_(::archive_read_new()) {
+        if (!archive_) fail(Exit::out_of_memory, name_, ": no memory to decompress");
         check(::archive_read_append_filter(archive_.get(), filter));
         check(::archive_read_set_format(archive_.get(), ARCHIVE_FORMAT_RAW));
-        check(::archive_read_open_filename(archive_.get(), path_.c_str(), stream_buffer_bytes));
+        check(::archive_read_open_fd(archive_.get(), file, stream_buffer_bytes));
         archive_entry* entry = nullptr;
         const int result = ::archive_read_next_header(archive_.get(), &entry);
         if (result != ARCHIVE_EOF) check(result);
@@ -34,19 +34,19 @@ private:
     void check(int result) const {
         if (result == ARCHIVE_OK) return;
         const char* reason = ::archive_error_string(archive_.get());
-        fail(Exit::data, path_, ": is damaged, cut short or not in the format of its extension, near byte ", consumed(), ": ",
+        fail(Exit::data, name_, ": is damaged, cut short or not in the format of its extension, near byte ", consumed(), ": ",
              reason ? reason : "libarchive gives no reason");
     }
 
     struct Free {
         void operator()(archive* a) const { ::archive_read_free(a); }
     };
-    std::string path_;
+    std::string name_;
     std::unique_ptr<archive, Free> archive_;
 };
 
 }  // namespace
 
-std::unique_ptr<ByteStream> open_archive(const std::string& path, Compression compression) {
-    return std::make_unique<ArchiveStream>(path, compression == Compression::xz ? ARCHIVE_FILTER_XZ : ARCHIVE_FILTER_ZSTD);
+std::unique_ptr<ByteStream> open_archive(const std::string& name, int file, Compression compression) {
+    return std::make_unique<ArchiveStream>(name, file, compression == Compression::xz ? ARCHIVE_FILTER_XZ : ARCHIVE_FILTER_ZSTD);
 }

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -15,9 +13,10 @@
 #include "model/base/json.h"
 #include "model/base/retry.h"
 
+using namespace std::string_view_literals;
+
 namespace {
 
-constexpr size_t read_bytes = size_t{1} << 18;
 constexpr size_t part_bytes = size_t{1} << 22;
 constexpr size_t most_part_bytes = size_t{1} << 26;
 
@@ -28,11 +27,14 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 // Only before a space: "<think>" can be one added token, and some tokenizers prepend a space to a text without one.
 bool is_safe_cut(std::string_view text, size_t cut) { return is_letter(text[cut - 1]) && text[cut] == ' '; }
 
-// `cut`, or the beginning of the UTF-8 character that `cut` would split.
+// `cut`, or the beginning of the UTF-8 character that `cut` would split; the end of that character if it is the first.
 size_t character_boundary(std::string_view text, size_t cut) {
+    const auto continues = [&](size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
     size_t boundary = cut;
-    while (boundary > 0 && cut - boundary < 3 && (static_cast<unsigned char>(text[boundary]) & 0xC0) == 0x80) --boundary;
-    return boundary > 0 ? boundary : cut;
+    while (boundary > 0 && cut - boundary < 3 && continues(boundary)) --boundary;
+    if (boundary > 0) return boundary;
+    while (cut < std::min<size_t>(text.size(), 4) && continues(cut)) ++cut;
+    return cut;
 }
 
 // An unnamed file in `folder`, deleted when it is closed.
@@ -57,38 +59,11 @@ size_t first_blank_line(std::string_view text, bool at_line_start, bool complete
     return std::string_view::npos;
 }
 
-// "[json.exception.parse_error.101] parse error at line 1, column 5: ..." -> "parse error at column 5: ...": the parser's line is
-// always 1 and would be mistaken for the file's.
-std::string reason(const nlohmann::json::exception& error) {
-    std::string text = error.what();
-    const size_t bracket = text.find("] ");
-    if (bracket != std::string::npos) text.erase(0, bracket + 2);
-    const std::string first_line = "line 1, ";
-    const size_t at = text.find(first_line);
-    if (at != std::string::npos) text.erase(at, first_line.size());
-    return text;
-}
-
-// The object in a line of a JSON Lines file.
-nlohmann::json object_of_line(std::string_view json, const std::string& file, uint64_t line) {
-    if (json.find('\0') != std::string_view::npos)   // the parser would stop there
-        fail(Exit::data, file, ":", line, ": has a zero byte");
-    try {
-        nlohmann::json object = parse_json(json);
-        if (!object.is_object()) fail(Exit::data, file, ":", line, ": a JSON object is expected, this is ", object.type_name());
-        return object;
-    } catch (const nlohmann::json::exception& error) {
-        fail(Exit::data, file, ":", line, ": ", reason(error));
-    }
-}
-
 // The object's string under a key; `hint` ends the error about a missing key.
-std::string string_of(nlohmann::json& object, const std::string& key, const std::string& hint, const std::string& file,
-                      uint64_t line) {
+std::string string_of(nlohmann::json& object, const std::string& key, const std::string& hint, const std::string& where) {
     const auto found = object.find(key);
-    if (found == object.end()) fail(Exit::data, file, ":", line, ": the object has no field \"", key, "\"", hint);
-    if (!found->is_string())
-        fail(Exit::data, file, ":", line, ": field \"", key, "\" must be a string, it is ", found->type_name());
+    if (found == object.end()) fail(Exit::data, where, ": the object has no field \"", key, "\"", hint);
+    if (!found->is_string()) fail(Exit::data, where, ": field \"", key, "\" must be a string, it is ", found->type_name());
     return std::move(found->get_ref<std::string&>());
 }
 
@@ -110,25 +85,26 @@ size_t part_length(std::string_view text) {
     return text.size() <= most_part_bytes ? text.size() : character_boundary(text, most_part_bytes);
 }
 
-std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& file, uint64_t line) {
-    nlohmann::json object = object_of_line(json, file, line);
+std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& where) {
+    nlohmann::json object = parse_json_object(json, where, Exit::data);
     const bool has_prompt = object.contains("prompt") && object.contains("completion");
-    return string_of(object, field,
-                     has_prompt ? "; --mask-prompts reads its prompt and completion" : "; --text-field names the one to take", file,
-                     line);
+    const char* const hint = has_prompt ? "; --mask-prompts reads its prompt and completion" : "; --text-field names the one to take";
+    return string_of(object, field, hint, where);
 }
 
-PromptAndCompletion prompt_of_json_line(std::string_view json, const std::string& file, uint64_t line) {
-    nlohmann::json object = object_of_line(json, file, line);
+PromptAndCompletion prompt_of_json_line(std::string_view json, const std::string& where) {
+    nlohmann::json object = parse_json_object(json, where, Exit::data);
     const std::string hint = "; with --mask-prompts every line has a \"prompt\" and a \"completion\"";
-    PromptAndCompletion found{string_of(object, "prompt", hint, file, line), string_of(object, "completion", hint, file, line)};
-    if (found.completion.empty()) fail(Exit::data, file, ":", line, ": the completion is empty, so that it has no targets");
+    PromptAndCompletion found{string_of(object, "prompt", hint, where), string_of(object, "completion", hint, where)};
+    if (found.completion.empty()) fail(Exit::data, where, ": the completion is empty, so that it has no targets");
     return found;
 }
 
-Input::Input(std::string name, bool json_lines, Descriptor file, std::string encoding)
-    : name_(std::move(name)), json_lines_(json_lines), encoding_(std::move(encoding)), file_(std::move(file)) {
+Input::Input(std::string name, bool json_lines, Descriptor file, Compression compression, std::string encoding)
+    : name_(std::move(name)), json_lines_(json_lines), file_(std::move(file)), compression_(compression), encoding_(std::move(encoding)) {
     if (file_.is_open()) examine();
+    // libarchive would report no error.
+    if (compression_ != Compression::none && size_ == 0) fail(Exit::data, name_, ": is empty, so it is not a compressed file");
 }
 
 void Input::examine() {
@@ -140,11 +116,7 @@ void Input::examine() {
 }
 
 Input Input::open(const std::string& path, const DocumentRules& rules) {
-    if (path == "-") {
-        Input input("standard input", rules.json_standard_input, Descriptor(), rules.encoding);
-        input.standard_input_ = true;
-        return input;
-    }
+    if (path == "-") return {"standard input", rules.json_standard_input, Descriptor(), Compression::none, rules.encoding};
     if (std::filesystem::is_directory(path)) fail(Exit::data, path, ": is a folder; give the files in it (", path, "/*.txt)");
     const Compression compression = compression_of(path);
     const std::string plain = compression == Compression::none ? path : path.substr(0, path.rfind('.'));
@@ -152,44 +124,38 @@ Input Input::open(const std::string& path, const DocumentRules& rules) {
     const int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC;   // a named pipe must not block
     Descriptor file(retried([&] { return ::open(path.c_str(), flags); }));
     if (!file.is_open()) fail(Exit::data, path, ": cannot be opened: ", last_os_error());
-    Input input(path, plain.ends_with(".jsonl"), std::move(file), rules.encoding);
-    input.compression_ = compression;
-    return input;
+    return {path, plain.ends_with(".jsonl"), std::move(file), compression, rules.encoding};
 }
 
 void Input::copy_standard_input(const std::string& folder, const Tick& tick) {
     Descriptor copy = temporary_file(folder);
-    std::vector<char> buffer(read_bytes);
-    while (true) {
-        tick();
-        const ssize_t got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
-        if (got < 0 && errno == EINTR) continue;   // tick() decides whether the signal ends the work
-        if (got < 0) fail(Exit::data, "standard input cannot be read: ", last_os_error());
-        if (got == 0) break;
-        if (!write_all(copy.get(), buffer.data(), static_cast<size_t>(got)))
-            fail(Exit::data, folder, ": cannot hold a copy of standard input: ", last_os_error(),
-                 "; --val-tokens needs no copy");
-    }
+    std::vector<char> buffer(stream_buffer_bytes);
+    const auto from = open_plain(name_, STDIN_FILENO, to_its_end, tick);
+    while (const size_t got = from->read(buffer.data(), buffer.size()))
+        if (!write_all(copy.get(), buffer.data(), got))
+            fail(Exit::data, folder, ": cannot hold a copy of standard input: ", last_os_error(), "; --val-tokens needs no copy");
     file_ = std::move(copy);
     examine();
     modified_ = 0;   // of the copy
 }
 
-std::unique_ptr<ByteStream> Input::stream(const std::atomic<bool>& stop) const {
+std::unique_ptr<ByteStream> Input::stream(const Tick& tick) const {
+    if (!file_.is_open()) return as_utf8(name_, open_plain(name_, STDIN_FILENO, to_its_end, tick), encoding_);
+    if (::lseek(file_.get(), 0, SEEK_SET) != 0) fail(Exit::data, name_, ": cannot be read from its beginning: ", last_os_error());
     const auto bytes = [&] {
-        if (!file_.is_open()) return open_pipe(name_, STDIN_FILENO, stop);
-        if (compression_ != Compression::none) return open_compressed(name_, compression_);
-        return open_plain(name_, file_.get(), size_);
+        if (compression_ == Compression::xz || compression_ == Compression::zstd) return open_archive(name_, file_.get(), compression_);
+        auto plain = open_plain(name_, file_.get(), size_, tick);
+        return compression_ == Compression::gzip ? open_gzip(name_, std::move(plain)) : std::move(plain);
     };
     return as_utf8(name_, bytes(), encoding_);
 }
 
 bool ByteWindow::grow() {
-    if (buffer_.size() - end_ < read_bytes) {
+    if (buffer_.size() - end_ < stream_buffer_bytes) {
         std::copy(buffer_.begin() + ptrdiff_t(begin_), buffer_.begin() + ptrdiff_t(end_), buffer_.begin());
         end_ -= begin_;
         begin_ = 0;
-        buffer_.resize(std::max(buffer_.size(), 2 * (end_ + read_bytes)));   // doubled, so that moves are rare
+        buffer_.resize(std::max(buffer_.size(), 2 * (end_ + stream_buffer_bytes)));   // doubled, so that moves are rare
     }
     const size_t got = stream_->read(buffer_.data() + end_, buffer_.size() - end_);
     end_ += got;
@@ -201,29 +167,23 @@ std::string_view ByteWindow::peek(size_t bytes) {
     return seen().substr(0, bytes);
 }
 
-DocumentReader::DocumentReader(const Input& input, const DocumentRules& rules, const std::atomic<bool>& stop, const Place& start)
-    : input_(input), rules_(rules), window_(input.stream(stop)) {
-    if (input.is_standard_input()) hasher_.emplace();
-    advance_to(start);
+DocumentReader::DocumentReader(const Input& input, const DocumentRules& rules, const Tick& tick, uint64_t divide_at)
+    : input_(input), rules_(rules), window_(input.stream(tick)), divide_at_(divide_at) {
+    drop_byte_order_mark();
+}
+
+void DocumentReader::drop_byte_order_mark() {
+    const std::string_view head = window_.peek(4);
+    for (const auto& [mark, encoding] : {std::pair("\xFF\xFE\0\0"sv, "UTF-32"), {"\0\0\xFE\xFF"sv, "UTF-32"},
+                                         {"\xFF\xFE"sv, "UTF-16"}, {"\xFE\xFF"sv, "UTF-16"}})
+        if (head.starts_with(mark))
+            fail(Exit::data, input_.name(), ": begins with the byte-order mark of ", encoding, "; give --encoding ", encoding);
+    if (head.starts_with("\xEF\xBB\xBF")) window_.drop(3);
 }
 
 void DocumentReader::advance(size_t bytes) {
-    if (bytes == 0) return;
-    const std::string_view passed = window_.seen().substr(0, bytes);
-    if (hasher_) hasher_->add(passed.data(), passed.size());
-    place_.offset += bytes;
-    place_.after_newline = passed.back() == '\n';
+    if (bytes > 0) after_newline_ = window_.seen()[bytes - 1] == '\n';
     window_.drop(bytes);
-}
-
-void DocumentReader::advance_to(const Place& start) {
-    if (!hasher_) window_.skip(start.offset);
-    while (hasher_ && place_.offset < start.offset && !window_.peek(1).empty())
-        advance(std::min<uint64_t>(window_.seen().size(), start.offset - place_.offset));
-    if (hasher_ && start.offset > 0 && hexadecimal(hasher_->digest()) != start.digest)
-        fail(Exit::data, input_.name(), ": the first ", start.offset, " bytes differ from the stopped run's; give it "
-             "the same text again, or remove the run's NAME_progress.json in --out to start over");
-    place_ = start;
 }
 
 bool DocumentReader::next(Piece& piece) {
@@ -238,17 +198,14 @@ bool DocumentReader::next_line(Piece& piece) {
             newline = seen.find('\n', searched);
             searched = seen.size();
             if (std::min(newline, searched) > longest_json_line)
-                fail(Exit::data, input_.name(), ":", place_.line + 1, ": the line is longer than ", longest_json_line,
+                fail(Exit::data, input_.name(), ":", line_ + 1, ": the line is longer than ", longest_json_line,
                      " bytes; is this a JSON Lines file?");
         } while (newline == std::string_view::npos && window_.grow());
         const size_t length = std::min(newline, window_.seen().size());
         if (length == 0 && newline == std::string_view::npos) return false;
 
-        piece.text = window_.seen().substr(0, length);
-        piece.place = place_;
-        if (hasher_) piece.place.digest = hexadecimal(hasher_->digest());
+        piece = {window_.seen().substr(0, length), ++line_};
         advance(std::min(length + 1, window_.seen().size()));
-        ++place_.line;
         // In errors a trailing newline would count as another line.
         while (!piece.text.empty() && is_space(piece.text.back())) piece.text.remove_suffix(1);
         if (!piece.text.empty()) return true;
@@ -268,7 +225,7 @@ void DocumentReader::skip_blank_lines() {
 }
 
 bool DocumentReader::next_text(Piece& piece) {
-    if (rules_.split_on_blank_line && place_.document_bytes == 0) skip_blank_lines();
+    if (rules_.split_on_blank_line && document_bytes_ == 0) skip_blank_lines();
     std::string_view text;
     size_t length = 0;
     bool ends = false;   // the document ends where `text` does
@@ -276,21 +233,24 @@ bool DocumentReader::next_text(Piece& piece) {
         text = window_.peek(most + 1);
         ends = text.size() <= most;
         if (rules_.split_on_blank_line && !text.empty()) {
-            const size_t blank = first_blank_line(text, place_.after_newline, ends);
+            const size_t blank = first_blank_line(text, after_newline_, ends);
             ends = ends || blank != std::string_view::npos;
             text = text.substr(0, blank);
+        }
+        if (divide_at_ > document_bytes_ && divide_at_ - document_bytes_ < text.size()) {
+            text = text.substr(0, character_boundary(text, divide_at_ - document_bytes_));
+            divide_at_ = document_bytes_ + text.size();
+            ends = false;
         }
         length = part_length(text);
         if (length <= part_bytes) break;
     }
-    if (length == 0 && place_.document_bytes > 0) {   // only blank lines were left of the document
-        place_.document_bytes = 0;
+    if (length == 0 && document_bytes_ > 0) {   // only blank lines were left of the document
+        document_bytes_ = 0;
         return next_text(piece);
     }
-    piece.text = text.substr(0, length);
-    piece.place = place_;
-    if (hasher_) piece.place.digest = hexadecimal(hasher_->digest());
+    piece = {text.substr(0, length), 0, document_bytes_ == 0, document_bytes_ == divide_at_};
     advance(length);
-    place_.document_bytes = ends && length == text.size() ? 0 : place_.document_bytes + length;
+    document_bytes_ = ends && length == text.size() ? 0 : document_bytes_ + length;
     return length > 0;
 }

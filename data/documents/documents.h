@@ -1,20 +1,13 @@
 // Documents from text and JSON Lines files, plain or compressed, read as a stream: files may be larger than memory.
 #pragma once
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "data/documents/byte_stream.h"
 #include "data/documents/files.h"
-#include "model/base/hash.h"
-
-/// Called periodically during long operations; may throw to abort them.
-using Tick = std::function<void()>;
 
 /// Rules for dividing inputs into documents.
 struct DocumentRules {
@@ -31,30 +24,28 @@ public:
     /// Exit::usage for other extensions, Exit::data if the file cannot be opened.
     static Input open(const std::string& path, const DocumentRules& rules);
 
-    /// An open, uncompressed regular file (or memory file); `name` is its name in errors.
-    Input(std::string name, bool json_lines, Descriptor file, std::string encoding = "UTF-8");
+    /// An open regular file (or memory file), or standard input if none is open; `name` is its name in errors.
+    Input(std::string name, bool json_lines, Descriptor file, Compression compression, std::string encoding = "UTF-8");
 
     const std::string& name() const { return name_; }
     bool json_lines() const { return json_lines_; }
-    bool is_standard_input() const { return standard_input_; }
     uint64_t size() const { return size_; }              // bytes of the file; 0 for uncopied standard input
     int64_t modified() const { return modified_; }       // nanoseconds since 1970; 0 for standard input
 
     /// Copies standard input to an unnamed file in `folder`, so that it can be read more than once.
     void copy_standard_input(const std::string& folder, const Tick& tick);
 
-    /// The text in UTF-8 from its beginning. A stream of standard input fails soon after `stop` is set.
-    std::unique_ptr<ByteStream> stream(const std::atomic<bool>& stop) const;
+    /// The text in UTF-8 from its beginning. One stream at a time.
+    std::unique_ptr<ByteStream> stream(const Tick& tick) const;
 
 private:
     void examine();
 
     std::string name_;
     bool json_lines_;
-    bool standard_input_ = false;
-    Compression compression_ = Compression::none;
-    std::string encoding_;
     Descriptor file_;             // none for uncopied standard input
+    Compression compression_;
+    std::string encoding_;
     uint64_t size_ = 0;
     int64_t modified_ = 0;
 };
@@ -68,7 +59,6 @@ public:
     bool grow();                             // reads more; false at the end of the stream
     std::string_view peek(size_t bytes);     // the next `bytes` bytes, fewer at the end; valid until grow() or peek()
     void drop(size_t bytes) { begin_ += bytes; }
-    void skip(uint64_t bytes) { stream_->skip(bytes); }   // precondition: nothing has been read
     uint64_t consumed() const { return stream_->consumed(); }
 
 private:
@@ -77,27 +67,21 @@ private:
     size_t begin_ = 0, end_ = 0;
 };
 
-/// The place in its input where a piece begins: enough for a reader to resume there.
-struct Place {
-    uint64_t offset = 0;             // bytes of text before it
-    uint64_t line = 0;               // JSON Lines: lines before it
-    uint64_t document_bytes = 0;     // text: bytes of its document before it; 0 if a document begins
-    bool after_newline = true;
-    std::string digest;              // standard input: hash of the bytes before it, to recognise the same text
-};
-
 /// A line of a JSON Lines file, or a part of a document of a text file, divided by part_length().
 struct Piece {
     std::string_view text;     // valid until the next call of next()
-    Place place;
-    bool begins() const { return place.document_bytes == 0; }
+    uint64_t line = 0;         // JSON Lines: its number, from 1
+    bool begins = true;        // a document
+    bool divides = false;      // the document: it begins where DocumentReader was told to divide it
 };
+
+constexpr uint64_t nowhere = ~uint64_t{0};
 
 class DocumentReader {
 public:
-    /// Preconditions: `start` is a place from an earlier reader of the same input; `input`, `rules` and `stop` outlive the reader.
-    /// Starts at `start`. Exit::data if standard input differs before that place.
-    DocumentReader(const Input& input, const DocumentRules& rules, const std::atomic<bool>& stop, const Place& start = {});
+    /// Preconditions: `input` and `rules` outlive the reader. Text documents are divided after `divide_at` bytes, at a UTF-8 character.
+    /// Exit::data for a text that begins with the byte-order mark of another encoding.
+    DocumentReader(const Input& input, const DocumentRules& rules, const Tick& tick, uint64_t divide_at = nowhere);
 
     /// The next piece, unparsed; false at the end. Skips blank lines of a JSON Lines file.
     bool next(Piece& piece);
@@ -105,17 +89,19 @@ public:
     uint64_t consumed() const { return window_.consumed(); }     // bytes of the file read so far, for progress
 
 private:
+    void drop_byte_order_mark();
     bool next_line(Piece& piece);
     bool next_text(Piece& piece);
     void skip_blank_lines();
     void advance(size_t bytes);
-    void advance_to(const Place& start);    // precondition: nothing has been read
 
     const Input& input_;
     const DocumentRules& rules_;
     ByteWindow window_;
-    Place place_;                        // of the next piece
-    std::optional<Hasher> hasher_;       // standard input: hash of everything passed
+    uint64_t divide_at_;
+    uint64_t line_ = 0;                  // JSON Lines: lines passed
+    uint64_t document_bytes_ = 0;        // text: bytes of the present document passed
+    bool after_newline_ = true;
 };
 
 /// The length of the first part of a document's text to be encoded separately: all of a text of up to 4 MiB; otherwise up to the
@@ -125,13 +111,13 @@ private:
 /// elsewhere, between two characters.
 size_t part_length(std::string_view text);
 
-/// The document in a line of a JSON Lines file: the string in `field`. Exit::data, naming `file` and `line`, for a line that is not
-/// a JSON object with such a string.
-std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& file, uint64_t line);
+/// The document in a line of a JSON Lines file: the string in `field`. Exit::data, naming `where` (file and line), for a line that is
+/// not a JSON object with such a string.
+std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& where);
 
 /// The strings "prompt", perhaps empty, and "completion" in a line of a JSON Lines file. Exit::data as above, and for an empty
 /// completion.
 struct PromptAndCompletion {
     std::string prompt, completion;
 };
-PromptAndCompletion prompt_of_json_line(std::string_view json, const std::string& file, uint64_t line);
+PromptAndCompletion prompt_of_json_line(std::string_view json, const std::string& where);

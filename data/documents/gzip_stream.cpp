@@ -5,17 +5,17 @@
 #include <utility>
 #include <vector>
 
-#include "data/documents/compressed.h"
+#include "data/documents/byte_stream.h"
 #include "model/base/error.h"
 
 namespace {
 
 class GzipStream : public ByteStream {
 public:
-    GzipStream(std::string path, Descriptor file, uint64_t size)
-        : path_(std::move(path)), file_(std::move(file)), source_(open_plain(path_, file_.get(), size)), buffer_(stream_buffer_bytes) {
+    GzipStream(std::string name, std::unique_ptr<ByteStream> source)
+        : name_(std::move(name)), source_(std::move(source)), buffer_(stream_buffer_bytes) {
         constexpr int gzip_and_no_other_format = 15 + 16;
-        if (::inflateInit2(&zlib_, gzip_and_no_other_format) != Z_OK) fail(Exit::out_of_memory, path_, ": no memory to decompress");
+        if (::inflateInit2(&zlib_, gzip_and_no_other_format) != Z_OK) fail(Exit::out_of_memory, name_, ": no memory to decompress");
     }
     ~GzipStream() override { ::inflateEnd(&zlib_); }
 
@@ -36,7 +36,7 @@ private:
     // False at the end of the file, which must be the end of a member as well.
     bool refill() {
         const size_t got = source_->read(buffer_.data(), buffer_.size());
-        if (got == 0 && inside_) fail(Exit::data, path_, ": is cut short: it ends inside the compressed data");
+        if (got == 0 && inside_) fail(Exit::data, name_, ": is cut short: it ends inside the compressed data");
         zlib_.next_in = reinterpret_cast<Bytef*>(buffer_.data());
         zlib_.avail_in = static_cast<uInt>(got);
         return got > 0;
@@ -54,12 +54,11 @@ private:
         inside_ = result != Z_STREAM_END;
         if (result == Z_STREAM_END) ::inflateReset(&zlib_);   // another member may follow
         else if (result != Z_OK && result != Z_BUF_ERROR)
-            fail(Exit::data, path_, ": is damaged or no gzip file, near byte ", source_->consumed() - zlib_.avail_in, ": ",
+            fail(Exit::data, name_, ": is damaged or no gzip file, near byte ", source_->consumed() - zlib_.avail_in, ": ",
                  zlib_.msg ? zlib_.msg : "zlib gives no reason");
     }
 
-    std::string path_;
-    Descriptor file_;
+    std::string name_;
     std::unique_ptr<ByteStream> source_;
     std::vector<char> buffer_;
     z_stream zlib_ = {};
@@ -68,6 +67,6 @@ private:
 
 }  // namespace
 
-std::unique_ptr<ByteStream> open_gzip(const std::string& path, Descriptor file, uint64_t size) {
-    return std::make_unique<GzipStream>(path, std::move(file), size);
+std::unique_ptr<ByteStream> open_gzip(const std::string& name, std::unique_ptr<ByteStream> source) {
+    return std::make_unique<GzipStream>(name, std::move(source));
 }

@@ -1,14 +1,12 @@
-#include "data/tokenizers/bpe_tokenizer.h"
-
-#include <filesystem>
+// The byte-level BPE tokenizer of a Hugging Face tokenizer.json: GPT-2, Qwen2, Qwen2.5, Qwen3 and similar.
 #include <mutex>
 #include <optional>
 
-#include "data/documents/files.h"
 #include "data/tokenizers/added_tokens.h"
 #include "data/tokenizers/bpe.h"
 #include "data/tokenizers/nfc.h"
 #include "data/tokenizers/pretokenizer.h"
+#include "data/tokenizers/tokenizer.h"
 #include "data/tokenizers/tokenizer_json.h"
 #include "data/tokenizers/utf8.h"
 #include "model/base/error.h"
@@ -51,12 +49,6 @@ std::unordered_map<std::string, uint32_t> whole_pieces(const TokenizerFile& file
     return pieces;
 }
 
-std::vector<Pattern> compiled(const std::vector<std::string>& regexes, const std::string& where) {
-    std::vector<Pattern> patterns;
-    for (const std::string& regex : regexes) patterns.emplace_back(regex, where);
-    return patterns;
-}
-
 class BpeTokenizer : public Tokenizer {
 public:
     BpeTokenizer(const TokenizerFile& file, uint32_t end_of_text, std::string text, std::string config, const std::string& path)
@@ -66,7 +58,7 @@ public:
           normalizes_(file.normalizes),
           adds_prefix_space_(file.adds_prefix_space),
           end_of_text_(end_of_text),
-          pretokenizer_(compiled(file.patterns, path + ": pre_tokenizer")),
+          pretokenizer_(file.patterns, path + ": pre_tokenizer"),
           encoder_(file.byte_ids, file.merges, whole_pieces(file)) {
         for (const auto& [token, id] : file.vocabulary) set_bytes(id, visible_to_bytes(token).value_or(token));
         for (const AddedToken& token : file.added) add(token);
@@ -147,19 +139,7 @@ AddedToken& find_end_of_text(std::vector<AddedToken>& added, const std::string& 
          "; one of them is needed to precede every document");
 }
 
-// "d/x_tokenizer.json" -> "d/x_tokenizer_config.json"; "" for other names.
-std::string config_path(const std::string& path) {
-    const std::string ending = "tokenizer.json";
-    return path.ends_with(ending) ? path.substr(0, path.size() - ending.size()) + "tokenizer_config.json" : "";
-}
-
 }  // namespace
-
-std::unique_ptr<Tokenizer> open_bpe_tokenizer(const std::string& path) {
-    const std::string config = config_path(path);
-    const bool has_config = !config.empty() && std::filesystem::exists(config);
-    return make_bpe_tokenizer(read_regular_file(path), has_config ? read_regular_file(config) : "", path);
-}
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string text, std::string config, const std::string& path) {
     TokenizerFile file = parse_tokenizer_json(text, path);

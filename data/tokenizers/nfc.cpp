@@ -79,27 +79,17 @@ size_t previous_character(std::string_view text, size_t at) {
     return at;
 }
 
-// Length in bytes of the prefix of inert characters.
-size_t inert_prefix(std::string_view text) {
+// Length in bytes of the prefix of inert characters, or of others.
+template <bool INERT>
+size_t prefix(std::string_view text) {
     const InertCharacters& characters = inert();
     std::string_view rest = text;
     while (true) {
-        rest.remove_prefix(ascii_prefix(rest));
+        if (INERT) rest.remove_prefix(ascii_prefix(rest));
         std::string_view behind = rest;
-        if (rest.empty() || !characters.contain(take_code_point(behind))) return text.size() - rest.size();
+        if (rest.empty() || characters.contain(take_code_point(behind)) != INERT) return text.size() - rest.size();
         rest = behind;
     }
-}
-
-// Length in bytes before the first inert character.
-size_t active_prefix(std::string_view text) {
-    std::string_view rest = text;
-    while (!rest.empty()) {
-        std::string_view behind = rest;
-        if (inert().contain(take_code_point(behind))) break;
-        rest = behind;
-    }
-    return text.size() - rest.size();
 }
 
 std::string normalized(std::string_view text) {
@@ -116,9 +106,9 @@ std::string normalized(std::string_view text) {
 std::string_view nfc(std::string_view text, std::string& buffer) {
     size_t copied = 0;   // bytes of `text` already normalised into the buffer
     buffer.clear();
-    for (size_t at = inert_prefix(text); at < text.size(); at += inert_prefix(text.substr(at))) {
+    for (size_t at = prefix<true>(text); at < text.size(); at += prefix<true>(text.substr(at))) {
         const size_t begin = at == 0 ? 0 : previous_character(text, at);   // which marks may combine with
-        at += active_prefix(text.substr(at));
+        at += prefix<false>(text.substr(at));
         const std::string_view stretch = text.substr(begin, at - begin);
         const std::string form = normalized(stretch);
         if (form == stretch) continue;

@@ -3,8 +3,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include <cctype>
-
 #include "model/base/error.h"
 
 template <auto release>
@@ -27,102 +25,61 @@ constexpr size_t jit_stack_bytes = size_t{1} << 20;
 
 PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
 
-bool is_one_of(std::string_view set, char c) { return set.find(c) != std::string_view::npos; }
-
 std::string message_of(int error) {
     PCRE2_UCHAR text[256];
     pcre2_get_error_message(error, text, sizeof text);
     return reinterpret_cast<const char*>(text);
 }
 
-// Translates an Oniguruma pattern to PCRE2; Exit::data for constructs not known to mean the same in both.
-class Translation {
-public:
-    Translation(const std::string& regex, const std::string& where) : regex_(regex), where_(where) {
-        while (at_ < regex_.size()) take();
-    }
-    const std::string& result() const { return result_; }
+// Constructs that Oniguruma (Ruby's syntax) and PCRE2 read alike, any number of them. Among those that they do not: ^ and $ (at lines in
+// Ruby), scripts such as \p{Han}, classes within classes, a + or ? behind a {n,m}.
+constexpr std::string_view common_syntax = R"((?(DEFINE) (?<escape> \\ (?: [sSdDrntf] | [^a-zA-Z0-9] | [pP]\{[LMNPSZC][a-z]?\} )))
+    (?: (?&escape)
+      | \[ \^?+ (?!\]) (?: (?&escape) | (?!&&) [^][\\] )* \]
+      | \( (?! [?*] ) | \(\? (?: [:=!>] | <[=!] | i: )
+      | \{ [0-9]+ (?: , [0-9]* )? \} (?! [+?] )
+      | [^[\\({^$]
+    )*+)";
 
-private:
-    bool next_is(std::string_view text) const { return std::string_view(regex_).substr(at_).starts_with(text); }
+std::shared_ptr<pcre2_code> compiled(std::string_view pattern, uint32_t options, const std::string& where) {
+    const CompileContext context(pcre2_compile_context_create(nullptr));
+    if (!context) throw std::bad_alloc();
+    pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);   // what . does not match
+    int error;
+    size_t place;
+    pcre2_code* code = pcre2_compile(units(pattern), pattern.size(), options, &error, &place, context.get());
+    if (!code)
+        fail(Exit::data, where, ": the regular expression \"", pattern, "\" is wrong near \"", pattern.substr(place), "\": ",
+             message_of(error));
+    return {code, pcre2_code_free};
+}
 
-    void copy(size_t count) {
-        result_.append(regex_, at_, count);
-        at_ += count;
-    }
-
-    [[noreturn]] void refuse(size_t count) const {
-        fail(Exit::data, where_, ": \"", regex_.substr(at_, count), "\" at byte ", at_, " of the regular expression \"", regex_,
+// Exit::data for constructs not known to mean the same in both.
+void require_common_syntax(const std::string& regex, const std::string& where) {
+    const auto syntax = compiled(common_syntax, PCRE2_EXTENDED | PCRE2_ANCHORED, where);
+    const MatchData match(pcre2_match_data_create_from_pattern(syntax.get(), nullptr));
+    if (!match) throw std::bad_alloc();
+    const int result = pcre2_match(syntax.get(), units(regex), regex.size(), 0, 0, match.get(), nullptr);
+    if (result < 0) fail(Exit::data, where, ": the regular expression cannot be checked: ", message_of(result));
+    const size_t end = pcre2_get_ovector_pointer(match.get())[1];
+    if (end < regex.size())
+        fail(Exit::data, where, ": \"", regex.substr(end, 16), "\" at byte ", end, " of the regular expression \"", regex,
              "\" is not supported; supported are characters, classes, groups, lookaround, alternatives, repetition and the escapes "
              "\\s \\S \\d \\D \\r \\n \\t \\f and \\p{...} of a general category, as in GPT-2's and Qwen's patterns");
-    }
+}
 
-    void take() {
-        if (next_is("\\")) return take_escape();
-        if (in_class_) return take_in_class();
-        if (next_is("[]") || next_is("[^]")) refuse(2);   // a literal bracket for PCRE2 only
-        if (next_is("[")) {
-            in_class_ = true;
-            return copy(next_is("[^") ? 2 : 1);
-        }
-        if (next_is("(?")) return take_group();
-        if (next_is("(*") || next_is("^") || next_is("$")) refuse(2);   // ^ and $ match at lines in Ruby, not in PCRE2
-        if (next_is("{")) return take_count();
-        copy(1);
+// \s and \S as Unicode's White_Space.
+std::string with_white_space(const std::string& regex) {
+    std::string result;
+    for (size_t at = 0; at < regex.size(); ++at) {
+        result += regex[at];
+        if (regex[at] != '\\') continue;
+        const char kind = regex[++at];
+        if (kind == 's' || kind == 'S') result += kind == 's' ? "p{White_Space}" : "P{White_Space}";
+        else result += kind;
     }
-
-    void take_in_class() {
-        if (next_is("[") || next_is("&&")) refuse(2);   // nested classes and intersections: Ruby only
-        if (next_is("]")) in_class_ = false;
-        copy(1);
-    }
-
-    void take_group() {
-        for (const char* known : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:"})
-            if (next_is(known)) return copy(std::string_view(known).size());
-        refuse(3);
-    }
-
-    // {n}, {n,} or {n,m}. A + after it is possessive in PCRE2 but repeats in Ruby; with a ? the two differ as well.
-    void take_count() {
-        const size_t end = regex_.find('}', at_);
-        const size_t size = end == std::string::npos ? regex_.size() - at_ : end + 1 - at_;
-        const bool begins_with_digit = at_ + 1 < regex_.size() && std::isdigit(static_cast<unsigned char>(regex_[at_ + 1]));
-        const bool known = begins_with_digit && end != std::string::npos && regex_.find_first_not_of("0123456789,", at_ + 1) == end;
-        if (!known || (end + 1 < regex_.size() && is_one_of("+?", regex_[end + 1]))) refuse(size + 1);
-        copy(size);
-    }
-
-    void take_escape() {
-        if (at_ + 1 == regex_.size()) refuse(1);
-        const char kind = regex_[at_ + 1];
-        if (kind == 's' || kind == 'S') {
-            result_ += kind == 's' ? "\\p{White_Space}" : "\\P{White_Space}";
-            at_ += 2;
-            return;
-        }
-        if (kind == 'p' || kind == 'P') return take_property();
-        if (std::isalnum(static_cast<unsigned char>(kind)) && !is_one_of("dDrntf", kind)) refuse(2);
-        copy(2);
-    }
-
-    // \p{L}, \p{Lu}: general categories of one or two letters. The libraries disagree on script names.
-    void take_property() {
-        const size_t end = regex_.find('}', at_);
-        const size_t size = end == std::string::npos ? regex_.size() - at_ : end + 1 - at_;
-        const bool has_braces = size >= 4 && regex_[at_ + 2] == '{' && end != std::string::npos;
-        const bool is_category = has_braces && size <= 6 && is_one_of("LMNPSZC", regex_[at_ + 3]) &&
-                                 (size == 5 || std::islower(static_cast<unsigned char>(regex_[at_ + 4])));
-        if (!is_category) refuse(size);
-        copy(size);
-    }
-
-    const std::string& regex_;
-    const std::string& where_;
-    std::string result_;
-    size_t at_ = 0;
-    bool in_class_ = false;
-};
+    return result;
+}
 
 }  // namespace
 
@@ -143,18 +100,10 @@ MatchScratch::MatchScratch() : parts_(std::make_unique<Parts>()) {
 MatchScratch::~MatchScratch() = default;
 
 Pattern::Pattern(const std::string& regex, const std::string& where) : where_(where) {
-    const CompileContext context(pcre2_compile_context_create(nullptr));
-    if (!context) throw std::bad_alloc();
-    pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);   // what . does not match
-    const std::string pattern = Translation(regex, where).result();
-    int error;
-    size_t place;
-    pcre2_code* code = pcre2_compile(units(pattern), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &place, context.get());
-    if (!code)
-        fail(Exit::data, where, ": the regular expression \"", regex, "\" is wrong near \"", pattern.substr(place), "\": ",
-             message_of(error));
-    code_ = std::shared_ptr<void>(code, [](void* compiled) { pcre2_code_free(static_cast<pcre2_code*>(compiled)); });
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);   // if unavailable, pcre2_match() interprets
+    require_common_syntax(regex, where);
+    const std::shared_ptr<pcre2_code> code = compiled(with_white_space(regex), PCRE2_UTF | PCRE2_UCP, where);
+    pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);   // if unavailable, pcre2_match() interprets
+    code_ = code;
 }
 
 Pattern::Match Pattern::find(std::string_view text, size_t from, MatchScratch& scratch) const {

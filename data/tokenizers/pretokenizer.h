@@ -47,7 +47,9 @@ private:
 /// A sequence of patterns, each splitting the pieces of the previous one: pieces are the matches and the text between them.
 class Pretokenizer {
 public:
-    explicit Pretokenizer(std::vector<Pattern> patterns) : patterns_(std::move(patterns)) {}
+    Pretokenizer(const std::vector<std::string>& regexes, const std::string& where) {
+        for (const std::string& regex : regexes) patterns_.emplace_back(regex, where);
+    }
 
     /// Calls use(piece) for all pieces of `text` in order; none is empty.
     template <class Use>

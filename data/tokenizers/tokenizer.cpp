@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "data/documents/files.h"
-#include "data/tokenizers/bpe_tokenizer.h"
 #include "data/tokenizers/tokenizer_json.h"
 #include "model/base/error.h"
 
@@ -48,7 +47,9 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what) {
     if (!fs::exists(file, ignored))
         fail(Exit::usage, "tokenizer '", what, "' is not known; give bytes, a Hugging Face tokenizer.json, or a folder ",
              "that has one (", file.string(), " does not exist)");
-    return open_bpe_tokenizer(file.string());
+    const std::string path = file.string(), config = fs::path(file).replace_extension().string() + "_config.json";   // of x_tokenizer.json
+    const bool has_config = path.ends_with("tokenizer.json") && fs::exists(config);
+    return make_bpe_tokenizer(read_small_file(path), has_config ? read_small_file(config) : "", path);
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what, int model_vocabulary) {

@@ -15,10 +15,8 @@ struct Tokenizer {
 
     /// Appends the ids of `text` to `ids`. Text is only ever text: "<|endoftext|>" in a document gives the ids of its letters,
     /// never the special token, so that no document can forge a boundary. The ids are those of the tokenizers library with
-    /// encode_special_tokens = True, without the tokens that its post-processor adds.
-    ///   - Added tokens that are not special (Qwen's <think>, <tool_call>) are found in text by their spelling, as in the library.
-    ///   - Invalid UTF-8: a tokenizer.json is for text, so it becomes U+FFFD (replace_invalid_utf8(), which matches Python's
-    ///     errors="replace"). The bytes tokenizer keeps it.
+    /// encode_special_tokens = True, without the tokens that its post-processor adds (data/README.md). The bytes tokenizer keeps invalid
+    /// UTF-8, a tokenizer.json replaces it by U+FFFD.
     virtual void encode(std::string_view text, std::vector<uint32_t>& ids) const = 0;
 
     /// The concatenated bytes of the ids; special tokens have none. Restores the encoded text exactly, except for what the
@@ -38,10 +36,15 @@ struct Tokenizer {
 };
 
 /// `what` is "bytes" (ids 0..255 are the bytes, 256 is end-of-text, 257..511 are unused), a Hugging Face tokenizer.json, or a
-/// folder that has one. Exit::usage for other names, Exit::data for an unusable file (bpe_tokenizer.h).
+/// folder that has one, with the tokenizer_config.json next to it, if any (for x_tokenizer.json: x_tokenizer_config.json). Exit::usage for
+/// other names, Exit::data for an unusable file.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what);
 
-/// The same for a model with ids 0 .. model_vocabulary - 1. Exit::data for a tokenizer.json with more ids.
+/// The tokenizer in the contents of these files; `config` may be empty. `path` is its name, also in errors. Exit::data, naming field and
+/// value, for what is not supported (tokenizer_json.h).
+std::unique_ptr<Tokenizer> make_bpe_tokenizer(std::string text, std::string config, const std::string& path);
+
+/// open_tokenizer() for a model with ids 0 .. model_vocabulary - 1. Exit::data for a tokenizer.json with more ids.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& what, int model_vocabulary);
 
 /// Whether two arguments of open_tokenizer() mean the same tokenizer: equal names, or files with equal contents.

@@ -21,7 +21,7 @@ public:
         : value_(value), where_(std::move(where)), path_(std::move(path)) {}
 
     const json& value() const { return value_; }
-    std::string name() const { return where_ + ": " + (path_.empty() ? "the file" : path_); }
+    std::string name() const { return where_ + ": " + path_; }
 
     /// A missing member reads as null.
     Field member(const char* key) const {
@@ -55,28 +55,13 @@ public:
     }
 
     [[noreturn]] void refuse(const std::string& supported) const {
-        fail(Exit::data, name(), is_null() ? " is missing or null" : " is " + shown(), "; supported is ", supported);
+        fail(Exit::data, name(), is_null() ? " is missing or null" : " is " + shown(value_), "; supported is ", supported);
     }
 
 private:
-    std::string shown() const {
-        if (value_.is_object()) return "an object of " + std::to_string(value_.size()) + " members";
-        if (value_.is_array()) return "a list of " + std::to_string(value_.size());
-        const std::string text = written(value_);
-        return text.size() <= 100 ? text : text.substr(0, 100) + "...";
-    }
-
     const json& value_;
     std::string where_, path_;
 };
-
-json parsed(std::string_view text, const std::string& where) {
-    try {
-        return parse_json(text);
-    } catch (const json::exception& error) {
-        fail(Exit::data, where, ": is not valid JSON (", error.what(), ")");
-    }
-}
 
 // ------------------------------------------------------------------------------------------------------------ before the model
 
@@ -211,7 +196,7 @@ void read_added_tokens(const Field& tokens, const Ids& ids, TokenizerFile& file)
 }  // namespace
 
 TokenizerFile parse_tokenizer_json(std::string_view text, const std::string& where) {
-    const json object = parsed(text, where);
+    const json object = parse_json_object(text, where, Exit::data);
     const Field root(object, where);
     TokenizerFile file;
     if (const Field version = root.member("version"); !version.is_null() && version.text() != "1.0") version.refuse("\"1.0\"");
@@ -229,47 +214,31 @@ TokenizerFile parse_tokenizer_json(std::string_view text, const std::string& whe
 }
 
 std::string eos_token_of_config(std::string_view text, const std::string& where) {
-    const json object = parsed(text, where);
+    const json object = parse_json_object(text, where, Exit::data);
     const Field token = Field(object, where).member("eos_token");
     if (token.is_null()) return "";
     return token.value().is_object() ? token.member("content").text() : token.text();
 }
 
 std::string bytes_tokenizer_json(int ids, const std::string& end_of_text) {
-    ordered_json added = ordered_json::array(), byte_level, model, file;
-    for (int id = byte_values; id < ids; ++id) {
-        ordered_json& token = added.emplace_back();
-        token["id"] = id;
-        token["content"] = id == byte_values ? end_of_text : "<|unused_" + std::to_string(id) + "|>";
-        for (const char* no : {"single_word", "lstrip", "rstrip", "normalized"}) token[no] = false;
-        token["special"] = true;
-    }
-    byte_level["type"] = "ByteLevel";
-    for (const char* no : {"add_prefix_space", "trim_offsets", "use_regex"}) byte_level[no] = false;
-
-    model["type"] = "BPE";
-    for (const char* none : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) model[none] = nullptr;
-    for (const char* no : {"fuse_unk", "byte_fallback"}) model[no] = false;
-    for (int byte = 0; byte < byte_values; ++byte) model["vocab"][visible(static_cast<unsigned char>(byte))] = byte;
-    model["merges"] = ordered_json::array();
-
-    file["version"] = "1.0";
-    for (const char* none : {"truncation", "padding"}) file[none] = nullptr;
-    file["added_tokens"] = added;
-    file["normalizer"] = nullptr;
-    file["pre_tokenizer"] = byte_level;
-    file["post_processor"] = nullptr;
-    file["decoder"] = byte_level;
-    file["model"] = model;
+    ordered_json added = ordered_json::array(), vocabulary;
+    for (int id = byte_values; id < ids; ++id)
+        added.push_back({{"id", id}, {"content", id == byte_values ? end_of_text : "<|unused_" + std::to_string(id) + "|>"},
+                         {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", true}});
+    for (int byte = 0; byte < byte_values; ++byte) vocabulary[visible(static_cast<unsigned char>(byte))] = byte;
+    const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+    const ordered_json model = {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
+                                {"end_of_word_suffix", nullptr}, {"fuse_unk", false}, {"byte_fallback", false}, {"vocab", vocabulary},
+                                {"merges", ordered_json::array()}};
+    const ordered_json file = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
+                               {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr},
+                               {"decoder", byte_level}, {"model", model}};
     return written(file, 1) + "\n";
 }
 
 std::string plain_tokenizer_config_json(const std::string& end_of_text) {
-    ordered_json file;
-    file["tokenizer_class"] = "PreTrainedTokenizerFast";
-    for (const char* token : {"bos_token", "eos_token"}) file[token] = end_of_text;
-    file["unk_token"] = nullptr;
-    file["add_prefix_space"] = false;
-    file["clean_up_tokenization_spaces"] = false;   // which would change the text on decoding ("a ." to "a.")
+    const ordered_json file = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", end_of_text}, {"eos_token", end_of_text},
+                               {"unk_token", nullptr}, {"add_prefix_space", false},
+                               {"clean_up_tokenization_spaces", false}};   // true would change the text on decoding ("a ." to "a.")
     return written(file, 2) + "\n";
 }

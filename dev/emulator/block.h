@@ -21,11 +21,10 @@
 // Plain variables, so that kernels read them at full speed and a debugger can print them. Every switch sets them.
 inline constinit thread_local uint3 threadIdx{}, blockIdx{};
 inline constinit thread_local dim3 blockDim{}, gridDim{};
-inline constexpr int warpSize = 32;
 
 namespace emulator {
 
-inline constexpr int LANES = 32, MAX_THREADS = 1024, BARRIERS = 16;
+inline constexpr int LANES = 32, MAX_THREADS = 1024;
 inline constexpr int TIRING = 1 << 12;   // number of __nanosleep in a row after which a block is tired
 
 /// One launch of a kernel.
@@ -56,7 +55,18 @@ struct PendingCopy {
 };
 
 struct Block;
-struct Warp;
+struct Thread;
+
+/// All threads of a block at a barrier, or all lanes of a warp at an operation: each waits until the last has arrived.
+struct Meeting {
+    Thread* threads = nullptr;   // neighbours
+    int count = 0;
+    int arrived = 0;
+    const char* operation = "";
+    Location at{};
+    unsigned generation = 0;
+    std::array<char, 2> signs{};   // for ThreadSanitizer, alternating: a thread ahead at the next meeting must not order this one
+};
 
 struct Thread {
     Context context;
@@ -64,47 +74,21 @@ struct Thread {
     int index = 0;           // threadIdx.x
     bool started = false, ended = false;
     Block* block = nullptr;
-    Warp* warp = nullptr;
-
-    // The place and reason of its wait.
-    const char* operation = "";
-    Location at;
-    uint32_t detail = 0;          // the mask of a warp operation, the number of a barrier
-    void* argument = nullptr;     // of a warp operation: the last lane to arrive does the work for all
-    int barrier = -1;
+    Meeting* warp = nullptr;
+    Meeting* waits_at = nullptr;
+    void* argument = nullptr;   // of a warp operation: the last lane to arrive does the work for all
 
     std::vector<PendingCopy> copies;   // in the order of issue; those before first_copy are done
     size_t first_copy = 0;
     int groups = 0;                    // committed so far
 
-    char arrived = 0, resumed = 0;     // signs for ThreadSanitizer (sanitizers.h)
-
     int lane() const { return index % LANES; }
-};
-
-/// Lanes of a warp that wait for the others of their mask.
-struct Gathering {
-    uint32_t mask, arrived;
-    const char* operation;
-    Location at;
-};
-struct Warp {
-    Thread* lanes = nullptr;   // 32
-    std::vector<Gathering> gatherings;
-};
-
-struct Barrier {
-    int arrived = 0;
-    int expected = 0;
-    unsigned generation = 0;
-    Location at;
-    std::array<char, 2> signs{};   // for ThreadSanitizer, alternating: a thread ahead at the next barrier must not order this one
 };
 
 struct Block {
     std::unique_ptr<Thread[]> threads{new Thread[MAX_THREADS]};
-    std::array<Warp, MAX_THREADS / LANES> warps;
-    std::array<Barrier, BARRIERS> barriers;
+    std::array<Meeting, MAX_THREADS / LANES> warps;
+    Meeting barrier;
     SharedMemory shared;
     uint3 index{};
     int size = 0, ended = 0;
@@ -123,51 +107,43 @@ public:
         seed_ = seed;
         random_ = Random(seed, block);
         threads_.clear();
-        head_ = 0;
+        first_ = 0;
     }
-    void add(Thread* thread) { threads_.push_back(thread); }
-    bool empty() const { return head_ == threads_.size(); }
-    size_t size() const { return threads_.size(); }
+    void add(Thread* thread) {
+        if (first_ >= MAX_THREADS) {
+            threads_.erase(threads_.begin(), threads_.begin() + long(first_));
+            first_ = 0;
+        }
+        threads_.push_back(thread);
+    }
+    size_t size() const { return threads_.size() - first_; }
 
     /// Seed 0: in order. Seed 1: last released first, so that one warp runs as far ahead of the others as possible. From 2 on: mostly
     /// like 1, occasionally any thread. (Uniformly random orders find little: all warps advance at about the same speed.)
     Thread* next() {
-        if (empty()) {
-            threads_.clear();
-            head_ = 0;
-            return nullptr;
-        }
-        if (seed_ == 0) return pop_first();
-        size_t i = threads_.size() - 1;
-        if (seed_ > 1 && random_() % 8 == 0) i = random_() % threads_.size();
+        if (size() == 0) return nullptr;
+        if (seed_ == 0) return threads_[first_++];
+        const size_t i = seed_ > 1 && random_() % 8 == 0 ? random_() % threads_.size() : threads_.size() - 1;
         Thread* thread = threads_[i];
         threads_.erase(threads_.begin() + long(i));
         return thread;
     }
 
-    /// Shuffles the warps from position `from` on.
+    /// Shuffles the warps of all threads but the first `from`.
     void shuffle_warps(size_t from) {
-        if (seed_ < 2) return;
+        if (seed_ < 2 || size() - from < LANES) return;
         const uint64_t salt = random_();
         auto key = [salt](const Thread* thread) { return ((uint64_t(thread->index / LANES) ^ salt) * 0x9e3779b97f4a7c15) >> 20; };
-        std::stable_sort(threads_.begin() + long(from), threads_.end(), [&](Thread* a, Thread* b) { return key(a) < key(b); });
+        std::stable_sort(threads_.begin() + long(first_ + from), threads_.end(), [&](Thread* a, Thread* b) { return key(a) < key(b); });
     }
 
     bool coin() { return seed_ > 1 && random_() % 2; }
 
 private:
-    Thread* pop_first() {
-        if (head_ == 2 * MAX_THREADS) {   // otherwise the list would grow as long as the kernel runs
-            threads_.erase(threads_.begin(), threads_.begin() + long(head_));
-            head_ = 0;
-        }
-        return threads_[head_++];
-    }
-
     uint64_t seed_ = 0;
     Random random_;
-    std::vector<Thread*> threads_;
-    size_t head_ = 0;
+    std::vector<Thread*> threads_;   // in the order of release
+    size_t first_ = 0;               // those before it have been taken
 };
 
 struct Worker {

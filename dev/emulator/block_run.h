@@ -17,7 +17,7 @@ inline void Worker::begin(Thread& thread, int index_in_block) {
     thread.started = thread.ended = false;
     thread.block = block;
     thread.warp = &block->warps[size_t(index_in_block / LANES)];
-    thread.barrier = -1;
+    thread.waits_at = nullptr;
     thread.copies.clear();
     thread.first_copy = 0;
     thread.groups = 0;
@@ -33,7 +33,6 @@ inline void Worker::begin(uint3 index, uint64_t number) {
     block->size = kernel->threads;
     block->ended = 0;
     block->uses++;
-    block->barriers = {};
     block->shared.start(kernel->shared);
     failed = false;
     blockIdx = index;
@@ -41,10 +40,8 @@ inline void Worker::begin(uint3 index, uint64_t number) {
     gridDim = kernel->grid;
     ready.start(options().seed, number);
     for (int i = 0; i < block->size; i++) begin(block->threads[size_t(i)], i);
-    for (int w = 0; w < block->size / LANES; w++) {
-        block->warps[size_t(w)].lanes = &block->threads[size_t(w * LANES)];
-        block->warps[size_t(w)].gatherings.clear();
-    }
+    block->barrier = {block->threads.get(), block->size};
+    for (int w = 0; w < block->size / LANES; w++) block->warps[size_t(w)] = {&block->threads[size_t(w * LANES)], LANES};
     ready.shuffle_warps(0);
 #if EMULATOR_TSAN
     origin.tsan_fiber = __tsan_get_current_fiber();
@@ -207,7 +204,7 @@ inline std::string Worker::deadlock() const {
     std::vector<Group> groups;
     auto alike = [](const Thread& a, const Thread& b) {
         if (a.ended || b.ended) return a.ended == b.ended;
-        return a.operation == b.operation && a.at.line() == b.at.line() && a.detail == b.detail;
+        return a.waits_at->operation == b.waits_at->operation && a.waits_at->at.line() == b.waits_at->at.line();
     };
     for (int i = 0; i < block->size; i++) {
         const Thread& thread = block->threads[size_t(i)];
@@ -219,9 +216,7 @@ inline std::string Worker::deadlock() const {
     for (const Group& group : groups) {
         const Thread& thread = *group.first;
         text += join("\n    ", group.count, group.count == 1 ? " thread" : " threads", ", first ", thread.index, ": ");
-        if (thread.ended) text += "ended";
-        else if (thread.barrier >= 0) text += join("at barrier ", thread.barrier, ", ", place(thread.at));
-        else text += join("at ", thread.operation, " with lanes ", std::hex, thread.detail, ", ", place(thread.at));
+        text += thread.ended ? "ended" : join("at ", thread.waits_at->operation, ", ", place(thread.waits_at->at));
     }
     return text;
 }

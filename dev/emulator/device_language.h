@@ -4,8 +4,6 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "atomics.h"
@@ -16,7 +14,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
@@ -24,28 +21,11 @@
 
 // ---- fast functions. glibc's <math.h> declares functions of these names without defining them, so they have to be macros.
 #define __expf(x) expf(x)
-#define __exp10f(x) exp10f(x)
 #define __logf(x) logf(x)
-#define __log2f(x) log2f(x)
-#define __log10f(x) log10f(x)
-#define __powf(x, y) powf(x, y)
-#define __sinf(x) sinf(x)
-#define __cosf(x) cosf(x)
-#define __tanf(x) tanf(x)
-#define __sincosf(x, sine, cosine) sincosf(x, sine, cosine)
 
 constexpr float __fdividef(float a, float b) { return a / b; }
-constexpr float __fadd_rn(float a, float b) { return a + b; }
-constexpr float __fsub_rn(float a, float b) { return a - b; }
-constexpr float __fmul_rn(float a, float b) { return a * b; }
-constexpr float __fdiv_rn(float a, float b) { return a / b; }
-constexpr float __frcp_rn(float a) { return 1 / a; }
-inline float __fsqrt_rn(float a) { return sqrtf(a); }
-inline float __frsqrt_rn(float a) { return 1 / sqrtf(a); }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float rsqrtf(float a) { return 1 / sqrtf(a); }
 inline double rsqrt(double a) { return 1 / std::sqrt(a); }
-inline float __saturatef(float a) { return fminf(fmaxf(a, 0), 1); }
 
 // CUDA has more of these, for arguments of two types. Here mixed arguments do not compile.
 constexpr int min(int a, int b) { return a < b ? a : b; }
@@ -62,35 +42,13 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 // ---- bits
 constexpr unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 constexpr float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-constexpr int __float_as_int(float x) { return std::bit_cast<int>(x); }
-constexpr float __int_as_float(int x) { return std::bit_cast<float>(x); }
 constexpr int __popc(unsigned x) { return std::popcount(x); }
-constexpr int __popcll(unsigned long long x) { return std::popcount(x); }
-constexpr int __clz(int x) { return std::countl_zero(unsigned(x)); }
-constexpr int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
 constexpr int __ffs(int x) { return x ? std::countr_zero(unsigned(x)) + 1 : 0; }
-constexpr unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
-constexpr unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-    __extension__ using Wide = unsigned __int128;
-    return static_cast<unsigned long long>(Wide(a) * b >> 64);
-}
-inline int __float2int_rn(float x) { return int(std::nearbyint(x)); }
-constexpr int __float2int_rz(float x) { return int(x); }
-constexpr float __int2float_rn(int x) { return float(x); }
-constexpr float __uint2float_rn(unsigned x) { return float(x); }
 
 // ---- loads and stores with a hint for the caches. __ldcg and __stcg bypass the first-level cache, so that blocks see each
 // other's values: numbers of four and eight bytes are read and written as atomics, and can be flags.
 template <class T>
-T __ldg(const T* from) {
-    return *from;
-}
-template <class T>
 T __ldcs(const T* from) {
-    return *from;
-}
-template <class T>
-T __ldlu(const T* from) {
     return *from;
 }
 template <class T>
@@ -110,10 +68,11 @@ void __stcg(T* to, std::type_identity_t<T> value) {
 
 // ---- barriers
 inline void __syncthreads(emulator::Location at = emulator::Location::current()) {
-    emulator::meet_at_barrier(0, int(blockDim.x), at);
+    emulator::meet(emulator::self->block->barrier, "__syncthreads", nullptr, at, [] {});
 }
 inline void __syncwarp(unsigned mask = 0xffffffff, emulator::Location at = emulator::Location::current()) {
-    emulator::meet_in_warp("__syncwarp", mask, nullptr, nullptr, at);
+    emulator::require_all_lanes("__syncwarp", mask, at);
+    emulator::meet(*emulator::self->warp, "__syncwarp", nullptr, at, [] {});
 }
 /// Lets others run meanwhile: the only way to wait for another block.
 inline void __nanosleep(unsigned /*nanoseconds*/, emulator::Location at = emulator::Location::current()) { emulator::nap(at); }

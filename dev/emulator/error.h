@@ -5,28 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-// clang 14 lacks the builtin that libstdc++ needs, and with it the class. These builtins do the same.
-#ifndef __cpp_lib_source_location
-namespace std {
-struct source_location {
-    static constexpr source_location current(const char* file = __builtin_FILE(), const char* function = __builtin_FUNCTION(),
-                                             unsigned line = __builtin_LINE()) {
-        source_location here;
-        here.file_ = file, here.function_ = function, here.line_ = line;
-        return here;
-    }
-    constexpr const char* file_name() const { return file_; }
-    constexpr const char* function_name() const { return function_; }
-    constexpr unsigned line() const { return line_; }
-    constexpr unsigned column() const { return 0; }
-
-private:
-    const char *file_ = "", *function_ = "";
-    unsigned line_ = 0;
-};
-}   // namespace std
-#endif
-
 namespace emulator {
 
 using Location = std::source_location;

@@ -5,9 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <vector>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 #include "vectors.h"
 
@@ -15,20 +12,12 @@ namespace emulator {
 
 /// Both numbers as floats, exactly; the low one first.
 inline float2 floats_of_f16x2(uint32_t pair) {
-#ifdef __F16C__
-    return {_cvtsh_ss(uint16_t(pair)), _cvtsh_ss(uint16_t(pair >> 16))};
-#else
     return {float(std::bit_cast<_Float16>(uint16_t(pair))), float(std::bit_cast<_Float16>(uint16_t(pair >> 16)))};
-#endif
 }
 
 /// cvt.rn.f16x2.f32: too large a number becomes infinite.
 inline uint32_t f16x2_of_floats(float low, float high) {
-#ifdef __F16C__
-    return uint32_t(_cvtss_sh(low, _MM_FROUND_TO_NEAREST_INT)) | uint32_t(_cvtss_sh(high, _MM_FROUND_TO_NEAREST_INT)) << 16;
-#else
     return uint32_t(std::bit_cast<uint16_t>(_Float16(low))) | uint32_t(std::bit_cast<uint16_t>(_Float16(high))) << 16;
-#endif
 }
 
 /// tanh of a half as an H200 computes it: x itself below 2^-8, 1 from 8 on, and rounded towards zero in between. All numbers were

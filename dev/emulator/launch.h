@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "block_run.h"
-#include "crash.h"
 #include "runtime_types.h"
 #include "streams.h"
 
@@ -61,7 +60,6 @@ inline void run_blocks(const Kernel& kernel) {
                           unsigned(number / (size_t(kernel.grid.x) * kernel.grid.y))};
         progress.running++;
         try {
-            name_crashes();
             this_worker().run(kernel, progress, index, number);
         } catch (...) {
             if (!progress.failed.exchange(true)) error = std::current_exception();

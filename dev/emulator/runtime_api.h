@@ -33,8 +33,6 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     if (const cudaError_t error = cudaGetDeviceProperties(&properties, device)) return error;
     switch (attribute) {
         case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; break;
-        case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(properties.sharedMemPerBlockOptin); break;
     }
     return cudaSuccess;
@@ -46,7 +44,6 @@ inline cudaError_t cudaDeviceSynchronize(EMULATOR_AT) {
     emulator::runtime().run_all();
     return emulator::done();
 }
-inline cudaError_t cudaPeekAtLastError() { return emulator::done(), emulator::last_error; }
 inline cudaError_t cudaGetLastError() { return emulator::done(), std::exchange(emulator::last_error, cudaSuccess); }
 
 // ---- memory
@@ -65,10 +62,6 @@ template <class T>
 cudaError_t cudaMallocHost(T** data, size_t bytes, EMULATOR_AT) {
     return cudaMallocHost(reinterpret_cast<void**>(data), bytes, at);
 }
-template <class T>
-cudaError_t cudaHostAlloc(T** data, size_t bytes, unsigned /*flags*/, EMULATOR_AT) {
-    return cudaMallocHost(reinterpret_cast<void**>(data), bytes, at);
-}
 inline cudaError_t cudaFreeHost(void* data, EMULATOR_AT) { return emulator::free(data, emulator::Memory::pinned, at); }
 inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     std::lock_guard inside(emulator::runtime().mutex);
@@ -77,17 +70,39 @@ inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     return emulator::options().devices ? emulator::done() : emulator::result(cudaErrorNoDevice);
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, EMULATOR_AT) {
-    return emulator::copy(to, from, bytes, kind, at);
+    using namespace emulator;
+    std::lock_guard inside(runtime().mutex);
+    runtime().require_no_capture(at);
+    check_copy(to, from, bytes, kind, at);
+    CUstream_st& stream = runtime().stream(nullptr, at);
+    runtime().enqueue(stream, at, [=] { std::memmove(to, from, bytes); });
+    if (kind != cudaMemcpyDeviceToDevice) runtime().run_until_empty(stream);   // between device buffers the host does not wait
+    return done();
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr,
                                    EMULATOR_AT) {
-    return emulator::copy_async(to, from, bytes, kind, stream, at);
-}
-inline cudaError_t cudaMemset(void* to, int value, size_t bytes, EMULATOR_AT) {
-    return emulator::set_bytes(to, value, bytes, nullptr, at);
+    using namespace emulator;
+    std::lock_guard inside(runtime().mutex);
+    CUstream_st& in = runtime().stream(stream, at);
+    check_copy(to, from, bytes, kind, at);
+    if (!in.capture && pageable(from)) {
+        const char* source = static_cast<const char*>(from);
+        std::vector<char> aside(source, source + bytes);
+        runtime().enqueue(in, at, [to, aside = std::move(aside)] { std::memcpy(to, aside.data(), aside.size()); });
+    } else {
+        runtime().enqueue(in, at, [=] { std::memcpy(to, from, bytes); });
+    }
+    if (!in.capture && pageable(to)) runtime().run_until_empty(in);
+    return done();
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream = nullptr, EMULATOR_AT) {
-    return emulator::set_bytes(to, value, bytes, stream, at);
+    std::lock_guard inside(emulator::runtime().mutex);
+    emulator::check_copy(to, to, bytes, cudaMemcpyDeviceToDevice, at);
+    emulator::enqueue(stream, [=] { std::memset(to, value, bytes); }, at);
+    return emulator::done();
+}
+inline cudaError_t cudaMemset(void* to, int value, size_t bytes, EMULATOR_AT) {
+    return cudaMemsetAsync(to, value, bytes, nullptr, at);
 }
 
 // ---- streams
@@ -118,7 +133,19 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t handle, EMULATOR_AT) {
     return emulator::done();
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/ = 0, EMULATOR_AT) {
-    return emulator::wait_for(stream, event, at);
+    using namespace emulator;
+    std::lock_guard inside(runtime().mutex);
+    const CUevent_st& awaited = emulator::event(event, at);
+    CUstream_st& waits = runtime().stream(stream, at);
+    if (awaited.capture) {   // the stream becomes part of the capture
+        if (waits.capture && waits.capture != awaited.capture) throw emulator::Error(place(at) + ": joins two captures");
+        waits.capture = awaited.capture;
+        waits.heads.insert(waits.heads.end(), awaited.heads.begin(), awaited.heads.end());
+        return cudaSuccess;
+    }
+    if (waits.capture) throw emulator::Error(place(at) + ": a captured stream waits for an event from outside of the capture");
+    if (awaited.point.stream) runtime().enqueue(waits, at, [] {}, {awaited.point});
+    return done();
 }
 
 // ---- events
@@ -134,7 +161,15 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event, EMULATOR_AT) {
     return emulator::destroy([&] { emulator::event(event, at).alive = false; });
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr, EMULATOR_AT) {
-    return emulator::record(event, stream, at);
+    using namespace emulator;
+    std::lock_guard inside(runtime().mutex);
+    CUevent_st& recorded = emulator::event(event, at);
+    CUstream_st& in = runtime().stream(stream, at);
+    recorded.capture = in.capture;
+    recorded.heads = in.heads;
+    if (in.capture) return cudaSuccess;
+    recorded.point = {&in, runtime().enqueue(in, at, [&recorded] { recorded.time = Clock::now(); })};
+    return done();
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event, EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);
@@ -184,11 +219,6 @@ template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, int value) {
     const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::max_shared();
     return emulator::result(possible ? cudaSuccess : cudaErrorInvalidValue);
-}
-/// A small number, so that grids sized by it stay small.
-template <class Kernel>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int /*threads*/, size_t /*shared*/) {
-    return *blocks = 2, cudaSuccess;
 }
 
 #undef EMULATOR_AT

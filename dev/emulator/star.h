@@ -34,45 +34,35 @@ public:
     Star(const Star&) = delete;
     Star& operator=(const Star&) = delete;
 
-    /// In place, x (n) = its sum over the ranks. Rank 0 adds the others' values to its own in rank order and sends the result to all.
-    template <class X>
-    void sum(X* x, size_t n) {
-        for (int r = 1; r < size; r++) add(x, n, r);
-        broadcast(x, n * sizeof(X), 0);
-    }
-
-    /// This rank's part (n) of x (size x n) = its sum over the ranks; other parts are unchanged.
-    void reduce_scatter(float* x, size_t n) {
-        std::vector<float> total(n);
-        for (int owner = 0; owner < size; owner++) {
-            std::copy_n(x + n * owner, n, total.data());
-            for (int r = 1; r < size; r++) add(total.data(), n, r);
-            if (rank == 0 && owner != 0) send(owner, total.data(), n * sizeof(float));
-            if (rank == owner && rank != 0) receive(0, total.data(), n * sizeof(float));
-            if (rank == owner) std::copy_n(total.data(), n, x + n * owner);
+    /// Every rank's `bytes` bytes at x, one after the other: rank 0 collects them and sends all to each.
+    std::vector<std::byte> of_all(const void* x, size_t bytes) {
+        std::vector<std::byte> all(bytes * size_t(size));
+        if (rank != 0) {
+            send(0, x, bytes);
+            receive(0, all.data(), all.size());
+            return all;
         }
+        std::copy_n(static_cast<const std::byte*>(x), bytes, all.data());
+        for (int r = 1; r < size; r++) receive(r, all.data() + bytes * size_t(r), bytes);
+        for (int r = 1; r < size; r++) send(r, all.data(), all.size());
+        return all;
     }
 
-    /// x (size x bytes) on every rank, from each rank's own part.
-    void all_gather(void* x, size_t bytes) {
-        for (int r = 0; r < size; r++) broadcast(static_cast<std::byte*>(x) + bytes * r, bytes, r);
+    /// The sums of x (n) over the ranks, in their order.
+    template <class X>
+    std::vector<X> sums(const X* x, size_t n) {
+        const std::vector<std::byte> all = of_all(x, n * sizeof(X));
+        const X* number = reinterpret_cast<const X*>(all.data());
+        std::vector<X> total(number, number + n);
+        for (int r = 1; r < size; r++)
+            for (size_t i = 0; i < n; i++) total[i] += number[size_t(r) * n + i];
+        return total;
     }
 
-    /// Copies x from rank `from` to every rank, by way of rank 0.
-    void broadcast(void* x, size_t bytes, int from) {
-        if (rank == from && from != 0) send(0, x, bytes);
-        if (rank == 0 && from != 0) receive(from, x, bytes);
-        if (rank == 0)
-            for (int r = 1; r < size; r++)
-                if (r != from) send(r, x, bytes);
-        if (rank != 0 && rank != from) receive(0, x, bytes);
-    }
-
-    /// Barrier before leaving the job.
+    /// Waits for the others before leaving the job.
     void leave() {
         try {
-            double goodbye = 0;
-            sum(&goodbye, 1);
+            of_all("", 1);
         } catch (const Error&) {   // this rank is done even if others failed
         }
     }
@@ -110,16 +100,6 @@ private:
         }
         const int32_t me = rank;
         send(0, &me, sizeof me);
-    }
-
-    /// On rank 0: x (n) += the values received from rank r.
-    template <class X>
-    void add(X* x, size_t n, int r) {
-        if (rank == r) send(0, x, n * sizeof(X));
-        if (rank != 0) return;
-        std::vector<X> other(n);
-        receive(r, other.data(), n * sizeof(X));
-        for (size_t i = 0; i < n; i++) x[i] += other[i];
     }
 
     void send(int to, const void* data, size_t bytes) {

@@ -18,17 +18,17 @@ struct LoadMatrix {
 
 /// Lane t gets numbers 2 (t mod 4) and + 1 of row t / 4 of each matrix; transposed: of column t / 4.
 template <int MATRICES, bool TRANSPOSED>
-void load_matrices(void** arguments, uint32_t) {
+void load_matrices(LoadMatrix** lanes) {
     for (int m = 0; m < MATRICES; m++) {
         uint16_t matrix[8][8];
         for (int i = 0; i < 8; i++) {
-            const uint16_t* row = static_cast<const uint16_t*>(static_cast<LoadMatrix*>(arguments[8 * m + i])->row);
+            const uint16_t* row = static_cast<const uint16_t*>(lanes[8 * m + i]->row);
             for (int j = 0; j < 8; j++) matrix[i][j] = row[j];
         }
         for (int t = 0; t < LANES; t++) {
             const int i = t / 4, j = t % 4 * 2;
             const uint32_t low = TRANSPOSED ? matrix[j][i] : matrix[i][j], high = TRANSPOSED ? matrix[j + 1][i] : matrix[i][j + 1];
-            static_cast<LoadMatrix*>(arguments[t])->result[m] = low | high << 16;
+            lanes[t]->result[m] = low | high << 16;
         }
     }
 }
@@ -42,7 +42,7 @@ void ldmatrix(uint32_t (&registers)[N], const void* row, Location at = Location:
         if (!self->block->shared.contains(row, 16)) fail_at(at, "ldmatrix: a row does not lie in the block's shared memory");
     }
     LoadMatrix mine{row, registers};
-    meet_in_warp("ldmatrix", 0xffffffff, &mine, load_matrices<N, transposed>, at);
+    meet_in_warp("ldmatrix", mine, at, load_matrices<N, transposed>);
 }
 
 // ---- mma
@@ -57,10 +57,10 @@ inline float bf16_of_pair(uint32_t pair, int which) { return std::bit_cast<float
 /// D (16, 8) += A (16, 16) B (16, 8). Lane t holds, for row g = t / 4 and columns k = 2 (t mod 4), k + 1:
 ///   A: rows g, g + 8 of columns k, then the same rows of columns k + 8;  B: rows k, then k + 8, of column g;  D: rows g, g + 8.
 /// The products are added in float32 in the order of k. Tensor cores add in another order and round differently.
-inline void multiply_add(void** arguments, uint32_t) {
+inline void multiply_add(MultiplyAdd** lanes) {
     float A[16][16], B[16][8], D[16][8];
     for (int t = 0; t < LANES; t++) {
-        const MultiplyAdd& lane = *static_cast<MultiplyAdd*>(arguments[t]);
+        const MultiplyAdd& lane = *lanes[t];
         const int g = t / 4, k = t % 4 * 2;
         for (int h = 0; h < 2; h++) {
             A[g][k + h] = bf16_of_pair(lane.a[0], h);
@@ -77,7 +77,7 @@ inline void multiply_add(void** arguments, uint32_t) {
         for (int k = 0; k < 16; k++)
             for (int j = 0; j < 8; j++) D[i][j] += A[i][k] * B[k][j];
     for (int t = 0; t < LANES; t++) {
-        float* d = static_cast<MultiplyAdd*>(arguments[t])->d;
+        float* d = lanes[t]->d;
         const int g = t / 4, k = t % 4 * 2;
         for (int h = 0; h < 2; h++) d[h] = D[g][k + h], d[2 + h] = D[g + 8][k + h];
     }
@@ -86,7 +86,7 @@ inline void multiply_add(void** arguments, uint32_t) {
 /// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
 inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Location at = Location::current()) {
     MultiplyAdd mine{d, a, b};
-    meet_in_warp("mma.m16n8k16", 0xffffffff, &mine, multiply_add, at);
+    meet_in_warp("mma.m16n8k16", mine, at, multiply_add);
 }
 
 // ---- cp.async

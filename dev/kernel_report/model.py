@@ -1,9 +1,4 @@
-#!/usr/bin/env python3
 """The speed that counts predict for attention on an H200, and what that prediction has been held against: FlashAttention-2.
-
-    python3 dev/kernel_report/model.py                      how well it predicts the kernels below
-    python3 dev/kernel_report/model.py libtorch_cuda.so     counts these kernels anew, in the library of PyTorch's package; needs
-                                                            cuobjdump and nvdisasm (or CUOBJDUMP=FILE, NVDISASM=FILE) and 1 GB
 
 A warp goes once through the loop in
     cycles = 6.4 HMMA + instructions + 4 shared_cycles          (the numbers: constants.h)
@@ -14,15 +9,8 @@ each is also predicted with the constant of the other three. A product is 4096 f
 special functions are not in it: FlashAttention-2's kernels have too few of them to tell what they cost.
 """
 import math
-import os
 import pathlib
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
-
-import sass
 
 # HMMA_CYCLES and others, which dev/bench_constants.cu measures on a GPU.
 CONSTANTS = {name: float(number) for name, number in re.findall(
@@ -36,13 +24,6 @@ FLASH_ATTENTION_2 = {
     "forward HS 64": (276, 256, 1660, 358, 0), "forward HS 128": (298, 256, 1217, 390, 0),
     "backward HS 64": (242, 320, 1503, 678, 1), "backward HS 128": (277, 320, 1085, 646, 1),
 }
-NAMES = {   # of the kernels that PyTorch takes for whole tiles without dropout
-    "forward HS 64": "flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, ",
-    "forward HS 128": "flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, ",
-    "backward HS 64": "_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, 128, 128, 8, 4, 4, 4, false, false, ",
-    "backward HS 128": "_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8, 2, 4, 2, false, false, ",
-}
-SPECIAL = "false, true, false, false, true, true, false"   # no dropout; causal; not local; no alibi; even lengths; even HS; no cap
 
 
 def work_per_cycle(hmma, instructions, shared_cycles):
@@ -82,35 +63,3 @@ def predict(row):
 def is_bound(row):
     """Whether a prediction is the most that the kernel can reach: it has more serial loads than any that the model knows."""
     return row["serial_loads"] > max(kernel[4] for kernel in FLASH_ATTENTION_2.values())
-
-
-def count_again(library):
-    """Prints the four lines of counts from PyTorch's library."""
-    nvdisasm = os.environ.get("NVDISASM") or shutil.which("nvdisasm") or sys.exit("there is no nvdisasm; NVDISASM=FILE names one")
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([os.environ.get("CUOBJDUMP", "cuobjdump"), "-xelf", ".sm_90.cubin", str(pathlib.Path(library).resolve())],
-                       cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        for cubin in pathlib.Path(folder).iterdir():
-            if b"Flash_" not in cubin.read_bytes(): continue
-            kernels = sass.parse(subprocess.run([nvdisasm, cubin], capture_output=True, text=True, check=True).stdout)
-            demangled = subprocess.run(["c++filt"], input="\n".join(k.name for k in kernels), capture_output=True, text=True).stdout
-            for kernel, name in zip(kernels, demangled.splitlines()):
-                for what, start in NAMES.items():
-                    if start in name and "bfloat16" in name and f">, {SPECIAL}" in name: print_counts(what, kernel)
-
-
-def print_counts(what, kernel):
-    hot = kernel.hot_loop()
-    path = kernel.hot_path(hot, hot)
-    counts = sass.counts_of([(kernel.instructions(path), 1)])
-    print(what, counts["HMMA"], counts["instructions"], counts["shared_cycles"], len(kernel.serial_loads(hot, path)))
-
-
-def main():
-    if len(sys.argv) > 1: return count_again(sys.argv[1])
-    for name, error in errors().items(): print(f"{name}: {100 * error:+.1f}% of {FLASH_ATTENTION_2[name][0]} TFLOP/s")
-    print(f"{'calibrated' if calibrated() else 'uncalibrated'}; constant {constant_of(FLASH_ATTENTION_2.values()) / 1e9:.2f} GHz")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,10 +2,9 @@
 """What the GPU kernels cost on paper: compiles them as the programs are compiled, disassembles them, and counts. No GPU is needed.
 
     make kernel-report                                         causal, asga and the other kernels of a step, for three architectures
-    python3 dev/kernel_report/report.py --variants nsa seer --arch sm_90 --attention-only
+    python3 dev/kernel_report/report.py nsa seer --arch sm_90
     python3 dev/kernel_report/report.py --check                ends with 1 where a count is above dev/kernel_report/budget.txt
     python3 dev/kernel_report/report.py --write-budget         makes that file anew of what there is; git diff shows what has grown
-    python3 dev/kernel_report/report.py --tree ../before       the same kernels of another checkout
 
 dev/README.md ("Kernel report") says what the columns are. Needs nvcc and nvdisasm.
 """
@@ -13,7 +12,6 @@ import argparse
 import concurrent.futures
 import functools
 import glob
-import json
 import math
 import os
 import pathlib
@@ -64,13 +62,14 @@ def find_nvdisasm(nvcc):
     packaged = glob.glob(str(ROOT / "build/python/lib/python*/site-packages/nvidia/*/bin/nvdisasm"))
     found = next(filter(shutil.which, [os.environ.get("NVDISASM", ""), "nvdisasm", str(beside), *packaged]), None)
     if not found:
-        stop("there is no nvdisasm: a complete CUDA Toolkit has it, or scripts/install_nvdisasm.sh puts it into build/python")
+        stop("there is no nvdisasm: a complete CUDA Toolkit has it, or "
+             "`python3 -m venv build/python && build/python/bin/pip install nvidia-cuda-nvdisasm`")
     return found
 
 
-def run(command, folder):
+def run(command):
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     except OSError as error:
         stop(f"{command[0]} cannot be run: {error.strerror}")
     if done.returncode:
@@ -79,14 +78,12 @@ def run(command, folder):
     return done
 
 
-def compile_unit(nvcc, nvdisasm, tree, unit, arch):
+def compile_unit(nvcc, nvdisasm, unit, arch):
     """Kernels of one source for one architecture, and what ptxas says of each."""
-    kernels = tree / "dev/kernel_report/kernels_of.cu"   # that tree's own, as it goes with its kernels
-    if not kernels.exists(): kernels = HERE / kernels.name
-    source, flags = (kernels, [f"-DATTENTION={unit}"]) if unit != "step" else ("model/gpt.cu", [])
+    source, flags = (HERE / "kernels_of.cu", [f"-DATTENTION={unit}"]) if unit != "step" else ("model/gpt.cu", [])
     cubin = WORK / f"{unit}.{arch}.cubin"
-    log = run([*nvcc, *flags, "-x", "cu", "-cubin", f"-arch={arch}", "-Xptxas=-v", "-o", cubin, source], tree).stderr
-    text = run([nvdisasm, cubin], tree).stdout
+    log = run([*nvcc, *flags, "-x", "cu", "-cubin", f"-arch={arch}", "-Xptxas=-v", "-o", cubin, source]).stderr
+    text = run([nvdisasm, cubin]).stdout
     cubin.with_suffix(".sass").write_text(text)
     return sass.parse(text), resources(log)
 
@@ -152,8 +149,7 @@ def times_of(kernel, block, hot, rounds, more_rounds):
 
 def row_of(kernel, arch, of_ptxas, facts):
     """One line of the table."""
-    dynamic, rounds, *more = facts or (None if kernel.uses_shared_memory() and not of_ptxas["static_shared"] else 0, None)
-    more_rounds = more[0] if more else 1   # older trees have no such loop
+    dynamic, rounds, more_rounds = facts or (None if kernel.uses_shared_memory() and not of_ptxas["static_shared"] else 0, None, 1)
     hot = kernel.hot_loop()
     outer = kernel.outermost(hot) if hot is not None and rounds else hot
     path = kernel.hot_path(outer, hot, rounds or 1)
@@ -166,9 +162,8 @@ def row_of(kernel, arch, of_ptxas, facts):
     row["local_in_loops"] = kernel.local_in_loops()
     row.update(sass.counts_of(parts), copy_block=sum(map(len, copies)))
     row["loop_bytes"] = 16 * len(kernel.instructions(kernel.loops[outer] if outer is not None else kernel.order))
-    serial = kernel.serial_loads(outer, path)
-    row["serial_loads"], row["serial_at"] = len(serial), [f"{address:#06x}" for address in serial]
-    row["serial_on_any_way"] = len(kernel.serial_loads(kernel.outermost(hot) if hot is not None else None))
+    row["serial_loads"] = kernel.serial_loads(outer, path)
+    row["serial_on_any_way"] = kernel.serial_loads(kernel.outermost(hot) if hot is not None else None)
     row["predicted"] = model.predict(row)
     return row
 
@@ -180,8 +175,8 @@ def trains_in_bf16(name, names):
     return "bf16" in name or not any(other.startswith(base + "<") and "bf16" in other for other in names)
 
 
-def rows_of(nvcc, nvdisasm, tree, unit, arch):
-    kernels, of_ptxas = compile_unit(nvcc, nvdisasm, tree, unit, arch)
+def rows_of(nvcc, nvdisasm, unit, arch):
+    kernels, of_ptxas = compile_unit(nvcc, nvdisasm, unit, arch)
     facts, names = facts_of(kernels), [readable(k.name) for k in kernels]
     of_any_policy = {name: re.sub(r"(?<=,false>,)(false,)?\w+>$", r"\1Policy>", name) for name in names}
     return [row_of(k, arch, of_ptxas[k.name], facts.get(name) or facts.get(of_any_policy[name]))
@@ -240,13 +235,6 @@ def over_budget(rows, compiler):
     return found
 
 
-def write_json(path, content):
-    try:
-        pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        stop(f"{path} cannot be written: {error.strerror}")
-
-
 def check_budget(rows, compiler):
     found = over_budget(rows, compiler)
     if found is None: stop(f"{BUDGET.name} is of another compiler than {compiler}; --write-budget makes it anew")
@@ -256,44 +244,32 @@ def check_budget(rows, compiler):
 
 
 def arguments():
+    variants, usual = sorted(p.stem for p in (ROOT / "attention").glob("*.cuh")), ["causal", "asga", "step"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    variants = sorted(p.stem for p in (ROOT / "attention").glob("*.cuh"))
-    parser.add_argument("--variants", nargs="+", default=["causal", "asga"], metavar="NAME", help="attention of these; or `all`")
+    parser.add_argument("units", nargs="*", metavar="UNIT", help="variants, whose attention is compiled; step, the other kernels of a "
+                        "step; all (default: causal asga step)")
     parser.add_argument("--arch", nargs="+", default=list(GPUS), choices=list(GPUS))
-    parts = parser.add_mutually_exclusive_group()
-    parts.add_argument("--attention-only", action="store_true", help="without the other kernels of a step")
-    parts.add_argument("--step-only", action="store_true", help="the other kernels of a step, without attention")
-    parser.add_argument("--tree", type=pathlib.Path, default=ROOT, help="the checkout that is compiled (this one)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--json", metavar="FILE", help="the lines with all they hold, the addresses of serial loads too")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a count is above its budget")
     parser.add_argument("--write-budget", action="store_true", help="take today's counts as the budget")
     options = parser.parse_args()
-    for name in ("variants", "arch", "attention_only", "step_only", "tree"):
-        if options.write_budget and getattr(options, name) != parser.get_default(name):
-            stop(f"--write-budget is for all kernels, not with --{name.replace('_', '-')}")
-    if options.variants == ["all"]: options.variants = variants
-    for name in options.variants:
-        if name not in variants: stop(f"there is no attention/{name}.cuh; the variants are: {' '.join(variants)}")
+    if options.write_budget and (options.units or options.arch != list(GPUS)): stop("--write-budget is for all usual kernels; name none")
+    if unknown := set(options.units) - {*variants, "step", "all"}:
+        stop(f"there is no attention/{min(unknown)}.cuh; the variants are: {' '.join(variants)}")
+    options.units = [*variants, "step"] if "all" in options.units else options.units or usual
     return options
-
-
-def units_of(options):
-    return ([] if options.step_only else options.variants) + ([] if options.attention_only else ["step"])
 
 
 def main():
     options = arguments()
     nvcc = configuration()
     nvdisasm = find_nvdisasm(nvcc[0])
-    compiler = "nvcc " + re.search(r"V([\d.]+)", run([nvcc[0], "--version"], ROOT).stdout)[1]
+    compiler = "nvcc " + re.search(r"V([\d.]+)", run([nvcc[0], "--version"]).stdout)[1]
     WORK.mkdir(parents=True, exist_ok=True)
-    units = [(u, a) for a in options.arch for u in units_of(options)]
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        rows = sum(pool.map(lambda unit: rows_of(nvcc, nvdisasm, options.tree.resolve(), *unit), units), [])
+    units = [(u, a) for a in options.arch for u in options.units]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = sum(pool.map(lambda unit: rows_of(nvcc, nvdisasm, *unit), units), [])
     rows = list({(r["kernel"], r["arch"]): r for r in rows}.values())   # some kernels are in several units
     print_tables(rows, compiler)
-    if options.json: write_json(options.json, {"compiler": compiler, "kernels": rows})
     if options.write_budget: write_budget(rows, compiler)
     if options.check: sys.exit(check_budget(rows, compiler))
 

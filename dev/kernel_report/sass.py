@@ -7,9 +7,9 @@ everything below is computed.
 import collections
 import re
 
-Instruction = collections.namedtuple("Instruction", "address predicate opcode operands")
+Instruction = collections.namedtuple("Instruction", "predicate opcode operands")
 
-INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 LABEL = re.compile(r"^(\.L_[\w$]+):")
 SECTION = re.compile(r"^\s*\.section\s+([^,\s]+)")
 WORD = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+\.word\s+0x([0-9a-f]+)")
@@ -162,25 +162,23 @@ class Kernel:
     def serial_loads(self, header, blocks=None):
         """The longest chain of loads, on any way once through the loop (or, with None, the kernel), or through `blocks` of it, of
         which each has been used, or been waited for by a fence, before the next is issued: that many ways to the L2 cache and back,
-        one after the other. Gives their addresses. A chain is a tuple; `arrives` has that which ends with the load into each
-        register."""
+        one after the other. `arrives` has the length of the chain that ends with the load into each register."""
         inside = [b for b in self._inside(header) if blocks is None or b in blocks]
-        states = {inside[0]: ((), {})}
-        longest = ()
+        states, longest = {inside[0]: (0, {})}, 0
         for block in inside:
             if block not in states: continue
             chain, arrives = states[block][0], dict(states[block][1])
             for i in self.instructions([block]):
                 waited = list(arrives) if opcode_of(i) in KINDS["fences"] else [r for r in registers_of(i) if r in arrives]
-                for r in waited: chain = max(chain, arrives.pop(r), key=len)
-                if opcode_of(i) in LOADS: arrives.update(dict.fromkeys(loaded_registers(i), chain + (i.address,)))
-            longest = max(longest, chain, key=len)
+                for r in waited: chain = max(chain, arrives.pop(r))
+                if opcode_of(i) in LOADS: arrives.update(dict.fromkeys(loaded_registers(i), chain + 1))
+            longest = max(longest, chain)
             for follow in self.next[block]:
                 if self.place[follow] <= self.place[block]: continue
-                other_chain, other = states.get(follow, ((), {}))
-                merged = {r: max(arrives.get(r, ()), other.get(r, ()), key=len) for r in {*arrives, *other}}
-                states[follow] = max(chain, other_chain, key=len), merged
-        return list(longest)
+                other_chain, other = states.get(follow, (0, {}))
+                merged = {r: max(arrives.get(r, 0), other.get(r, 0)) for r in {*arrives, *other}}
+                states[follow] = max(chain, other_chain), merged
+        return longest
 
     def uses_shared_memory(self):
         return any(opcode_of(i) in {"LDS", "STS", "LDSM", "LDGSTS", "ATOMS"} for i in self.code)
@@ -246,7 +244,7 @@ def parse(text):
         elif match := LABEL.match(line):
             labels[match[1]] = len(code)
         elif match := INSTRUCTION.match(line):
-            code.append(Instruction(int(match[1], 16), match[2], match[3], match[4]))
+            code.append(Instruction(*match.groups()))
     return [Kernel(name, code, labels, threads.get(name)) for name, code, labels in kernels]
 
 

@@ -5,19 +5,17 @@ it is gone. dev/labs/README.md is for those who do them; labs.txt and the patche
     dev/labs/lab.py list                       make labs
     dev/labs/lab.py start|hint|check NUMBER    make lab, lab-hint, lab-check N=NUMBER; the copy is out/labs/NUMBER, or LAB=FOLDER
     dev/labs/lab.py try [NUMBER...]            as a student would: planted, the symptom shows and without the error does not, the check says
-                                               "not yet", the line put back, the check says "solved". A row of README.md's table for each
+                                               "not yet", the line put back, the check says "solved"
 
 LABS: the folder for copies, by default out/labs. There is also `base`, a copy of the tree as it is, where what labs need is built
 once for all of them (with what build/ has already), and check/NUMBER, where a student's sources meet the hidden tests.
 Exit codes: 0, or solved; 1 not yet; 2 a bad request.
 """
 import fcntl
+import filecmp
 import fnmatch
-import hashlib
-import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -27,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / 'dev/labs'
 TREE = ['Makefile', 'README.md', 'attention', 'data', 'dev', 'model', 'scripts', 'tests', 'train_gpt.cu']
 SOURCES = ['attention', 'data', 'model', 'train_gpt.cu']   # what a student may change
-OTHERS = ['Makefile', 'README.md', 'dev', 'scripts', 'tests']
 # What a copy is made of: everything but the tests and the labs. Of the tests the oracle in plain C, to compare with, and tokenizers.
 COPIED = ['Makefile', 'README.md', 'attention', 'data', 'model', 'scripts', 'train_gpt.cu', 'dev/emulator', 'dev/ladder', 'dev/*.cpp', 'dev/*.cu',
           'dev/*.cuh', 'dev/HACKING.md', 'dev/README.md', 'tests/reference_qwen.c', 'tests/fixtures/tokenizers/*_tokenizer.json']
@@ -60,6 +57,7 @@ class Lab:
         hunk = re.split(r'^@@.*\n', patch, flags=re.M)[1].splitlines(True)
         self.old, self.new = (''.join(line[1:] for line in hunk if line[0] in ' ' + sign) for sign in '-+')
         self.test, *self.variants = self['test'].split()
+        self.commands = [f'make USE_CUDA=0 {self["needs"]}', *self.fields['show']]
 
     def __getitem__(self, name):
         return '\n'.join(self.fields.get(name, []))
@@ -78,8 +76,8 @@ class Lab:
         return 'build/emulated/run_tests' if self.test.startswith('emulated/') else 'build/tests/run_tests'
 
     def how(self):
-        """What make is told for the hidden tests' program: this test alone, with a table of these variants, and a list of what is linked."""
-        return ['LDFLAGS=-Wl,-t,-t', f'TESTS=build/tests/main.o build/tests/{self.test}.o', f'GPU_TESTS={self.source_of_test()[:-4]}.o',
+        """What make is told for the hidden tests' program: this test alone, with a table of these variants."""
+        return [f'TESTS=build/tests/main.o build/tests/{self.test}.o', f'GPU_TESTS={self.source_of_test()[:-4]}.o',
                 'EMULATOR_TESTS=', f'VARIANTS={" ".join(self.variants) or "causal"}', self.program()]
 
 
@@ -96,16 +94,14 @@ def files_of(tree, paths):
             if path.is_file() and not any(fnmatch.fnmatch(part, made) for part in path.parts for made in MADE)}
 
 
-def sums(tree, paths):
-    return {path: hashlib.md5((tree / path).read_bytes()).hexdigest() for path in files_of(tree, paths)}
-
-
 def update(start, end, paths):
     """These files and folders of `end` become those of `start`. Only what differs is written, so that make sees it."""
-    new, old = sums(start, paths), sums(end, paths)
-    for path in old.keys() - new.keys():
+    wanted = files_of(start, paths)
+    for path in files_of(end, paths) - wanted:
         (end / path).unlink()
-    for path in (path for path in new if new[path] != old.get(path)):
+    for path in wanted:
+        if (end / path).exists() and filecmp.cmp(start / path, end / path, shallow=False):
+            continue
         (end / path).parent.mkdir(parents=True, exist_ok=True)
         (end / path).unlink(missing_ok=True)   # it may be a hard link
         shutil.copy(start / path, end / path)
@@ -124,23 +120,22 @@ def take_objects(start, end, with_tests=True):
                 shutil.copy2(path, end / name)
 
 
+def copy_tree(end):
+    """The tree as it is, with its times and with what build/ has compiled."""
+    for path in files_of(ROOT, TREE):
+        (end / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, end / path)
+    take_objects(ROOT, end)
+
+
 def make_in(tree, words):
-    """The compiler's first complaint, or "", and the whole output."""
+    """The compiler's first complaint, or ""."""
     jobs = os.environ.get('JOBS') or str(os.cpu_count())
     environment = {key: value for key, value in os.environ.items() if key not in ('MAKEFLAGS', 'MFLAGS', 'MAKELEVEL')}   # of `make lab`
     done = subprocess.run(['make', '-C', tree, '--no-print-directory', f'-j{jobs}', 'USE_CUDA=0', *words], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors='replace', env=environment)
     lines = done.stdout.splitlines() or ['make fails']
-    return '' if done.returncode == 0 else next((line for line in lines if 'error' in line.lower()), lines[-1]), done.stdout
-
-
-def unlinked(tree, printed):
-    """Objects of the engine that a program does not need, by its linker's list."""
-    def is_linked(path):
-        archive = 'build/emulated/engine.a' if 'emulated' in path.parts else 'build/engine.a'
-        return re.search(rf'{re.escape(archive)}\)?\(?{re.escape(path.name)}', printed)
-    objects = [path.relative_to(tree) for part in ('build/model', 'build/data', 'build/emulated/model') for path in (tree / part).rglob('*.o')]
-    return [str(path) for path in objects if 'engine.a' in printed and not is_linked(path)]
+    return '' if done.returncode == 0 else next((line for line in lines if 'error' in line.lower()), lines[-1])
 
 
 # --------------------------------------------------------------------------------------------------------- what make's targets call
@@ -156,31 +151,22 @@ class Bench:
         self.label = self.copy / '.lab'
 
     def is_copy(self):
-        try:
-            return json.loads(self.label.read_text())['lab'] == self.lab.number
-        except (OSError, ValueError, KeyError):
-            return False
+        return self.label.exists() and self.label.read_text() == str(self.lab.number)
 
     def prepare_base(self, *programs):
-        """`base` as the tree is now, with these programs and the lab's hidden tests built. The linker's list of the latter."""
+        """`base` as the tree is now, with these programs and the lab's hidden tests built."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = open(self.folder / 'lock', 'w')
         fcntl.flock(self.lock, fcntl.LOCK_EX)   # two at once would write the same files
         if not (self.base / '.complete').exists():
             shutil.rmtree(self.base, ignore_errors=True)
-            for path in files_of(ROOT, TREE):
-                (self.base / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / path, self.base / path)
-            take_objects(ROOT, self.base)
+            copy_tree(self.base)
             (self.base / '.complete').touch()
         update(ROOT, self.base, TREE)
         print(f'building what lab {self.lab.number} needs, without the error (minutes where nothing has been built yet, else seconds) ...', flush=True)
-        complaint = make_in(self.base, programs)[0] if programs else ''
-        (self.base / self.lab.program()).unlink(missing_ok=True)
-        complaint, printed = (complaint, '') if complaint else make_in(self.base, self.lab.how())
-        if complaint:
+        (self.base / self.lab.program()).unlink(missing_ok=True)   # it may have another lab's test
+        if complaint := (programs and make_in(self.base, programs)) or make_in(self.base, self.lab.how()):
             raise Stop(1, f'the tree itself does not build, without any error planted: {complaint}')
-        return printed
 
     def start(self):
         lab, copy = self.lab, self.copy
@@ -199,27 +185,16 @@ class Bench:
             for name in GIVEN:
                 shutil.copy(HERE / name, copy)
             take_objects(self.base, copy, with_tests=False)
-            self.label.write_text(json.dumps({'lab': lab.number, 'sources': sums(self.base, SOURCES), 'others': sums(copy, OTHERS)}))
+            self.label.write_text(str(lab.number))
             lab.plant(copy)
             # Compiled here, and dated back: what the student's first make compiles would tell where the error is.
-            if make_in(copy, lab['needs'].split())[0]:
+            if make_in(copy, lab['needs'].split()):
                 raise Stop(1, f'lab {lab.number}: with its error the tree does not compile')
             shutil.copystat(self.base / lab.file, copy / lab.file)
         where = f', with LAB={os.environ["LAB"]}' if os.environ.get('LAB') else ''
         print(f'\nLab {lab.number}, {lab.level}: {lab.title}\n{lab["symptom"]}\n\nWhat shows it, in the copy of the tree that has the error:\n    cd {copy}')
-        print(''.join(f'    {line}\n' for line in lab.fields['show']))
+        print(''.join(f'    {line}\n' for line in lab.commands))
         print(f'A hint, one: make lab-hint N={lab.number}.  Graded: make lab-check N={lab.number}.  Both here, not in the copy{where}.')
-
-    def note_changes(self):
-        """What differs between the copy and the tree that it was made of outside the sources, and what of that tree has changed."""
-        label = json.loads(self.label.read_text())
-        others, sources = sums(self.copy, OTHERS), sums(self.base, SOURCES)
-        ignored = sorted(path for path in others.keys() | label['others'] if others.get(path) != label['others'].get(path))
-        if ignored:
-            print(f'note: only {" ".join(SOURCES)} are graded; what you changed elsewhere is ignored: {" ".join(ignored)}')
-        if changed := sorted(path for path in sources.keys() | label['sources'] if sources.get(path) != label['sources'].get(path)):
-            print(f'note: the tree has changed since this copy was made ({len(changed)} files, {changed[0]} the first), and the hidden tests are '
-                  'those of today: should they not compile, begin anew')
 
     def passes(self, case):
         """One test case by itself, GPU code in several orders of threads and streams."""
@@ -238,14 +213,12 @@ class Bench:
             raise Stop(2, f'{self.copy} is not there; make lab N={lab.number} plants the error')
         if not self.is_copy():
             raise Stop(2, f'{self.copy} is no copy of lab {lab.number}; name its folder with LAB=FOLDER')
-        needless = [word for path in unlinked(self.base, self.prepare_base()) for word in ('-o', path)]
-        self.note_changes()
+        self.prepare_base()
         shutil.rmtree(self.check_in, ignore_errors=True)
         shutil.copytree(self.base, self.check_in, copy_function=os.link, symlinks=True)
-        update(self.base, self.check_in, OTHERS)
         update(self.copy, self.check_in, SOURCES)
         (self.check_in / lab.program()).unlink()
-        if complaint := make_in(self.check_in, [*needless, *lab.how()])[0]:
+        if complaint := make_in(self.check_in, lab.how()):
             raise Stop(1, f'lab {lab.number}: the copy does not compile: {complaint}')
         cases = lab.fields['cases']
         failed = len(cases) - sum(map(self.passes, cases))
@@ -259,21 +232,18 @@ class Bench:
 def try_lab(lab):
     """What is wrong with the lab; prints its row."""
     os.environ['LAB'] = str(Path(os.environ['LABS']) / f'try_{lab.number}')
-    bench, wrong, seconds = Bench(lab), [], []
+    bench, wrong = Bench(lab), []
 
     def shown(tree):
         (tree / 'out').mkdir(exist_ok=True)
         for name in GIVEN:
             shutil.copy(HERE / name, tree)
-        done = subprocess.run(['bash', '-c', lab['show']], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace', timeout=600)
+        done = subprocess.run(['bash', '-c', '\n'.join(lab.commands)], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace', timeout=600)
         return re.search(lab['sees'], re.sub(r'[\r\n]', ' ', done.stdout))
 
     def verdict():
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, __file__, 'check', str(lab.number)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(f'{after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime:.0f}')
-        return done.stdout
+        return subprocess.run([sys.executable, __file__, 'check', str(lab.number)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True).stdout
 
     shutil.rmtree(bench.copy, ignore_errors=True)
     bench.start()
@@ -284,7 +254,7 @@ def try_lab(lab):
     shutil.copy(ROOT / lab.file, bench.copy / lab.file)
     wrong += [] if f'lab {lab.number}: solved' in verdict() else ['not solved']
     shutil.rmtree(bench.copy)
-    print(f'| {lab.number} | {lab.level} | {lab.title} | {", ".join(seconds)} |', *wrong)
+    print(f'| {lab.number} | {lab.level} | {lab.title} |', *wrong)
     return wrong
 
 

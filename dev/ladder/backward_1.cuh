@@ -15,7 +15,7 @@ struct PairGradient {
 };
 
 template <int HS>
-__device__ __forceinline__ PairGradient pair_gradient(const BackwardProblem& p, int b, int h, int i, int j) {
+__device__ __forceinline__ PairGradient pair_gradient(const LadderProblem& p, int b, int h, int i, int j) {
     const size_t query = p.at(b, i, h), key = p.at(b, j, h), row = p.row_at(b, i, h);
     const float weight = exp2_of(dot_product<HS>(p.q + query, p.k + key) * to_base_2(HS) - p.lse[row] * LOG2_E);
     return {weight, weight * (dot_product<HS>(p.dout + query, p.v + key) - p.D[row]) * rsqrtf(float(HS))};
@@ -33,7 +33,7 @@ __device__ __forceinline__ void add_row(float (&sums)[HS], float factor, const b
 }
 
 template <int HS>
-__global__ void __launch_bounds__(THREADS) queries_kernel(const BackwardProblem p) {
+__global__ void __launch_bounds__(THREADS) queries_kernel(const LadderProblem p) {
     const int i = int(blockIdx.x) * THREADS + int(threadIdx.x), h = blockIdx.y, b = blockIdx.z;
     if (i >= p.T) return;
     float dq[HS] = {};
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(THREADS) queries_kernel(const BackwardProblem 
 }
 
 template <int HS>
-__global__ void __launch_bounds__(THREADS) keys_kernel(const BackwardProblem p) {
+__global__ void __launch_bounds__(THREADS) keys_kernel(const LadderProblem p) {
     const int j = int(blockIdx.x) * THREADS + int(threadIdx.x), h = blockIdx.y, b = blockIdx.z;
     if (j >= p.T) return;
     float dk[HS] = {}, dv[HS] = {};
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS) keys_kernel(const BackwardProblem p) 
     for (int d = 0; d < HS; d++) p.dk[p.at(b, j, h) + d] = dk[d], p.dv[p.at(b, j, h) + d] = from_float<bf16>(dv[d]);
 }
 
-inline void gradients(GPU device, const BackwardProblem& p) {
+inline void gradients(GPU device, const LadderProblem& p) {
     row_products(device, p);
     for_ladder_head_size(p.HS, [&](auto HS) {
         const Grid grid(blocks_for(p.T, THREADS), p.NH, p.B);

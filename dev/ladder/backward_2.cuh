@@ -9,7 +9,7 @@
 
 namespace backward_2 {
 
-using rung_4::fetch, rung_4::ROWS, rung_4::THREADS;
+using rung_4::ROWS, rung_4::THREADS;
 
 enum class Owner { queries, keys };
 inline constexpr int TILE_ROWS = rung_4::QUERIES;
@@ -22,7 +22,7 @@ struct Shared {
 
 /// The query tile's numbers. With zeros for rows that do not exist, like their q and dO, these add nothing to any sum.
 template <int HS>
-__device__ __forceinline__ void fetch_numbers(Shared<HS>& shared, const BackwardProblem& p, int b, int h, int i0) {
+__device__ __forceinline__ void fetch_numbers(Shared<HS>& shared, const LadderProblem& p, int b, int h, int i0) {
     const int r = threadIdx.x;
     if (r >= TILE_ROWS) return;
     const bool exists = i0 + r < p.T;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void differentiate(Accumulator<1, TILE_ROWS / 8>& s, 
 
 /// The warp's rows of a sum to memory.
 template <int HS, class X>
-__device__ __forceinline__ void write(X* to, const Accumulator<1, HS / 8>& sums, const BackwardProblem& p, int b, int h, int row) {
+__device__ __forceinline__ void write(X* to, const Accumulator<1, HS / 8>& sums, const LadderProblem& p, int b, int h, int row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int token = row + 8 * half + lane_row();
@@ -65,18 +65,19 @@ __device__ __forceinline__ void write(X* to, const Accumulator<1, HS / 8>& sums,
 }
 
 template <int HS, Owner OWNER>
-__global__ void __launch_bounds__(THREADS) gradients_kernel(const BackwardProblem p) {
+__global__ void __launch_bounds__(THREADS) gradients_kernel(const LadderProblem p) {
     constexpr bool KEYS = OWNER == Owner::keys;
     auto& shared = dynamic_shared<Shared<HS>>();
     const int own0 = int(blockIdx.x) * TILE_ROWS, h = blockIdx.y, b = blockIdx.z, row = int(threadIdx.x) / WARP * ROWS;
     const size_t head = p.at(b, 0, h);
-    fetch(shared.own[0], (KEYS ? p.k : p.q) + head, p, own0), fetch(shared.own[1], (KEYS ? p.v : p.dout) + head, p, own0);
+    fetch<THREADS, HS>(shared.own[0].x, (KEYS ? p.k : p.q) + head, p, own0);
+    fetch<THREADS, HS>(shared.own[1].x, (KEYS ? p.v : p.dout) + head, p, own0);
     Accumulator<1, HS / 8> sums, dv;   // sums: dK or dQ
     const int first = KEYS ? own0 : 0, end = KEYS ? p.T : min(own0 + TILE_ROWS, p.T);   // the others beyond are hidden
     for (int other0 = first; other0 < end; other0 += TILE_ROWS) {
         __syncthreads();   // the tile before has been used
-        fetch(shared.other[0], (KEYS ? p.q : p.k) + head, p, other0);
-        fetch(shared.other[1], (KEYS ? p.dout : p.v) + head, p, other0);
+        fetch<THREADS, HS>(shared.other[0].x, (KEYS ? p.q : p.k) + head, p, other0);
+        fetch<THREADS, HS>(shared.other[1].x, (KEYS ? p.dout : p.v) + head, p, other0);
         fetch_numbers(shared, p, b, h, KEYS ? other0 : own0);
         __syncthreads();
         Accumulator<1, TILE_ROWS / 8> s, ds;
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(THREADS) gradients_kernel(const BackwardProble
     if constexpr (KEYS) write<HS>(p.dv, dv, p, b, h, own0 + row);
 }
 
-inline void gradients(GPU device, const BackwardProblem& p) {
+inline void gradients(GPU device, const LadderProblem& p) {
     row_products(device, p);
     for_ladder_head_size(p.HS, [&](auto HS) {
         const Grid grid(blocks_for(p.T, TILE_ROWS), p.NH, p.B);

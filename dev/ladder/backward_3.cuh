@@ -3,25 +3,19 @@
 // dQ = dS K, which the blocks of a query tile add to in memory one after the other, in an order that does not depend on which is
 // fast. Q and dO of the next tile arrive meanwhile, and each warp owns 32 keys, as rung_6.cuh's own 32 queries (heads of 128: 16).
 #pragma once
-#include "attention/causal.cuh"
 #include "attention/kernel/backward.cuh"
-#include "dev/ladder/backward_problem.h"
+#include "dev/ladder/rung_6.cuh"
 
 namespace backward_3 {
 
 inline size_t workspace(const LadderProblem& p) { return attention_workspace(GPU{}, causal(Config{}, 0), p.B, p.T, p.T, p.NH); }
 
-/// `memory` has workspace() bytes.
-inline void gradients(GPU device, const BackwardProblem& p, std::byte* memory) {
-    AttentionForward<bf16> a{};
-    a.B = p.B, a.T = a.S = p.T, a.NH = a.NKV = p.NH, a.HS = p.HS;
-    a.q = {p.q, p.row()}, a.k = {p.k, p.row()}, a.v = {p.v, p.row()};
-    a.out = p.out, a.lse = const_cast<float*>(p.lse);
+inline void gradients(GPU device, const LadderProblem& p) {
     AttentionBackward<bf16> g{};
     g.dout = p.dout;
     g.dq = {p.dq, p.row()}, g.dk = {p.dk, p.row()}, g.dv = {p.dv, p.row()};
-    g.workspace = memory;
-    attention_backward(device, causal(Config{}, 0), a, g);
+    g.workspace = p.workspace;
+    attention_backward(device, causal(Config{}, 0), rung_6::arguments(p), g);
 }
 
 }   // namespace backward_3

@@ -5,21 +5,9 @@
 #pragma once
 #include "dev/ladder/problem.h"
 
-struct BackwardProblem : LadderProblem {   // `out` is read here
-    const bf16* dout;   // (B, T, NH, HS)
-    const float* lse;   // (B, NH, T)
-    float* D;           // (B, NH, T), room for it
-    float *dq, *dk;     // (B, T, NH, HS)
-    bf16* dv;           // (B, T, NH, HS)
-
-    /// Number of row i in (B, NH, T).
-    constexpr size_t row_at(int b, int i, int h) const { return (size_t(b) * NH + h) * T + i; }
-    constexpr double flops() const { return 2.5 * LadderProblem::flops(); }
-};
-
 /// D, a thread for each row.
 template <int HS>
-__global__ void row_products_kernel(const BackwardProblem p) {
+__global__ void row_products_kernel(const LadderProblem p) {
     const int i = int(blockIdx.x) * int(blockDim.x) + int(threadIdx.x), h = blockIdx.y, b = blockIdx.z;
     if (i >= p.T) return;
     float sum = 0;
@@ -27,7 +15,7 @@ __global__ void row_products_kernel(const BackwardProblem p) {
     p.D[p.row_at(b, i, h)] = sum;
 }
 
-inline void row_products(GPU device, const BackwardProblem& p) {
+inline void row_products(GPU device, const LadderProblem& p) {
     for_ladder_head_size(p.HS, [&](auto HS) {
         launch(device, row_products_kernel<HS>, Grid(blocks_for(p.T, 128), p.NH, p.B), 128, 0, p);
     });

@@ -6,7 +6,6 @@
 #include "dev/timing.cuh"
 #include "model/base/command_line.h"
 #include "model/device/machine.h"
-#include "tests/gpu/device_array.h"
 
 namespace {
 
@@ -37,27 +36,27 @@ struct Result {
 class Ladder {
 public:
     Ladder(Bench& bench, const Options& o, int HS)
-        : bench_(bench), sizes_{o.B, o.T, o.NH, HS, nullptr, nullptr, nullptr, nullptr}, q_(room<bf16>(1)), k_(room<bf16>(2)),
-          v_(room<bf16>(3)), dout_(room<bf16>(4)), out_(room<bf16>(5)), dv_(room<bf16>(6)), dq_(room<float>(7)), dk_(room<float>(8)),
+        : bench_(bench), p_{.B = o.B, .T = o.T, .NH = o.NH, .HS = HS}, q_(room<bf16>(1)), k_(room<bf16>(2)), v_(room<bf16>(3)),
+          dout_(room<bf16>(4)), out_(room<bf16>(5)), dv_(room<bf16>(6)), dq_(room<float>(7)), dk_(room<float>(8)),
           lse_(bench.device(), size_t(o.B) * o.NH * o.T, 9), D_(bench.device(), size_t(o.B) * o.NH * o.T, 10),
-          memory_(std::vector<std::byte>(backward_3::workspace(sizes_))) {
-        static_cast<LadderProblem&>(p_) = sizes_;
-        p_.q = q_, p_.k = k_, p_.v = v_, p_.out = out_, p_.dout = dout_;
-        p_.lse = lse_, p_.D = D_, p_.dq = dq_, p_.dk = dk_, p_.dv = dv_;
+          workspace_(bench.device(), backward_3::workspace(p_) / sizeof(float) + 1, 11) {
+        p_.q = q_, p_.k = k_, p_.v = v_, p_.out = out_, p_.lse = lse_, p_.dout = dout_;
+        p_.D = D_, p_.dq = dq_, p_.dk = dk_, p_.dv = dv_;
+        p_.workspace = reinterpret_cast<std::byte*>(static_cast<float*>(workspace_));
     }
 
     std::vector<Result> forward() {
-        return climb(rungs(lse_), p_.LadderProblem::flops(), [&](auto visit) { visit(p_.out); });
+        return climb(FORWARD, p_.flops(), [&](auto visit) { visit(p_.out); });
     }
     /// Needs the output and LSE that forward() leaves.
     std::vector<Result> backward() {
-        return climb(backward_rungs(memory_.data()), p_.flops(), [&](auto visit) { visit(p_.dq), visit(p_.dk), visit(p_.dv); });
+        return climb(BACKWARD, 2.5 * p_.flops(), [&](auto visit) { visit(p_.dq), visit(p_.dk), visit(p_.dv); });
     }
 
 private:
     template <class X>
     RandomArray<X> room(uint64_t seed) const {
-        return {bench_.device(), sizes_.numbers(), seed};
+        return {bench_.device(), p_.numbers(), seed};
     }
 
     /// `visit_results` calls its argument with every array that the rungs write.
@@ -66,8 +65,8 @@ private:
         std::vector<Result> results;
         std::vector<double> first;
         for (const Rung& rung : all) {
-            visit_results([&]<class X>(X* x) { fill(bench_.device(), x, p_.numbers(), narrow<X>(NAN)); });   // what is not written shows
-            rung.attention(bench_.device(), p_);
+            visit_results([&]<class X>(X* x) { fill(bench_.device(), x, p_.numbers(), narrowed<X>(NAN)); });   // what is not written shows
+            rung.run(bench_.device(), p_);
             std::vector<double> is;
             visit_results([&]<class X>(const X* x) { append(is, x); });
             if (first.empty()) first = is;
@@ -75,7 +74,7 @@ private:
             for (size_t n = 0; n < is.size(); n++) squares += (is[n] - first[n]) * (is[n] - first[n]), norm += first[n] * first[n];
             const double error = std::sqrt(squares / norm);
             if (!(error <= 0.02)) fail(Exit::not_finite, "the rung with ", rung.adds, ", HS ", p_.HS, ", is wrong by ", error);
-            const Timing time = bench_.time([&] { rung.attention(bench_.device(), p_); });
+            const Timing time = bench_.time([&] { rung.run(bench_.device(), p_); });
             results.push_back({rung.adds, time.seconds, flops, error});
         }
         return results;
@@ -85,15 +84,13 @@ private:
     void append(std::vector<double>& to, const X* x) const {
         std::vector<X> numbers(p_.numbers());
         to_host(bench_.device(), numbers.data(), x, numbers.size());
-        for (X number : numbers) to.push_back(widen(number));
+        for (X number : numbers) to.push_back(widened(number));
     }
 
     Bench& bench_;
-    LadderProblem sizes_;
-    BackwardProblem p_{};
+    LadderProblem p_;
     RandomArray<bf16> q_, k_, v_, dout_, out_, dv_;
-    RandomArray<float> dq_, dk_, lse_, D_;
-    DeviceMemory<std::byte> memory_;
+    RandomArray<float> dq_, dk_, lse_, D_, workspace_;
 };
 
 void print(const char* way, const std::vector<Result>& of_64, const std::vector<Result>& of_128, const Ceilings& top) {
@@ -108,11 +105,10 @@ void print(const char* way, const std::vector<Result>& of_64, const std::vector<
 
 void run(const Options& o) {
     const OpenGpu gpu(0, false);
-    const Effort effort = effort_of(o.repeats, o.quick);
-    Bench bench(gpu.device(), effort);
+    Bench bench(gpu.device(), {o.repeats, o.quick});
     const Ceilings top = bench.ceilings();
     std::printf("%s; copy %.0f GB/s read and written, bf16 matmul %.1f TFLOP/s; causal, B %d, T %d, NH %d; median of %d runs\n",
-                describe(gpu.device(), 0).c_str(), top.bytes_per_second / 1e9, top.flops / 1e12, o.B, o.T, o.NH, effort.repeats);
+                describe(gpu.device(), 0).c_str(), top.bytes_per_second / 1e9, top.flops / 1e12, o.B, o.T, o.NH, bench.effort().repeats);
     Ladder narrow_heads(bench, o, 64), wide_heads(bench, o, 128);
     print("forward", narrow_heads.forward(), wide_heads.forward(), top);
     print("backward", narrow_heads.backward(), wide_heads.backward(), top);

@@ -16,18 +16,6 @@ struct Shared {
     alignas(16) bf16 k[KEYS][HS], v[KEYS][HS];
 };
 
-/// Keys j0.. of a head, zero where there is none.
-template <int HS>
-__device__ __forceinline__ void fetch(bf16 (&to)[KEYS][HS], const bf16* head, const LadderProblem& p, int j0) {
-    constexpr int PIECES = HS / 8;
-    for (int n = threadIdx.x; n < KEYS * PIECES; n += THREADS) {
-        const int r = n / PIECES, d = n % PIECES * 8;
-        Packed<bf16> piece{};
-        if (j0 + r < p.T) piece = load_packed(head + size_t(j0 + r) * p.row() + d);
-        store_packed(&to[r][d], piece);
-    }
-}
-
 template <int HS>
 __device__ __forceinline__ float dot_product(const Packed<bf16> (&q)[HS / 8], const bf16 (&k)[HS]) {
     float sum = 0;
@@ -63,14 +51,14 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem 
     float largest = -INFINITY;
     for (int j0 = 0; j0 < end; j0 += KEYS) {
         __syncthreads();   // the tile before has been used
-        fetch(shared.k, keys, p, j0);
+        fetch<THREADS, HS>(shared.k, keys, p, j0);
         __syncthreads();
         for (int r = 0; r < KEYS && j0 + r <= i; r++) largest = fmaxf(largest, dot_product(q, shared.k[r]));
     }
     float out[HS] = {}, total = 0;
     for (int j0 = 0; j0 < end; j0 += KEYS) {
         __syncthreads();
-        fetch(shared.k, keys, p, j0), fetch(shared.v, values, p, j0);
+        fetch<THREADS, HS>(shared.k, keys, p, j0), fetch<THREADS, HS>(shared.v, values, p, j0);
         __syncthreads();
         for (int r = 0; r < KEYS && j0 + r <= i; r++) {
             const float weight = exp2_of((dot_product(q, shared.k[r]) - largest) * to_base_2(HS));

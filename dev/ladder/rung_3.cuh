@@ -19,17 +19,6 @@ struct Shared {
 };
 
 template <int HS>
-__device__ __forceinline__ void fetch(SharedTile<bf16, KEYS, HS>& to, const bf16* head, const LadderProblem& p, int j0) {
-    constexpr int PIECES = HS / 8;
-    for (int n = threadIdx.x; n < KEYS * PIECES; n += THREADS) {
-        const int r = n / PIECES, d = n % PIECES * 8;
-        Packed<bf16> piece{};
-        if (j0 + r < p.T) piece = load_packed(head + size_t(j0 + r) * p.row() + d);
-        store_packed(&to.x[r][d], piece);
-    }
-}
-
-template <int HS>
 __device__ __forceinline__ void fetch_queries(float (&to)[QUERIES][HS], const bf16* head, const LadderProblem& p, int i0) {
     for (int n = threadIdx.x; n < QUERIES * HS; n += THREADS)
         to[n / HS][n % HS] = i0 + n / HS < p.T ? to_float(head[size_t(i0 + n / HS) * p.row() + n % HS]) : 0;
@@ -85,7 +74,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem 
     for (float& m : largest) m = -INFINITY;
     for (int j0 = 0; j0 < min(i0 + QUERIES, p.T); j0 += KEYS) {
         __syncthreads();   // the tile before has been used
-        fetch(shared.k, p.k + p.at(b, 0, h), p, j0), fetch(shared.v, p.v + p.at(b, 0, h), p, j0);
+        fetch<THREADS, HS>(shared.k.x, p.k + p.at(b, 0, h), p, j0), fetch<THREADS, HS>(shared.v.x, p.v + p.at(b, 0, h), p, j0);
         __syncthreads();
         float scores[ROWS];
         score(scores, shared, warp, lane);

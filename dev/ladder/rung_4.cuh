@@ -18,18 +18,6 @@ struct Shared {
     SharedTile<bf16, KEYS, HS> k, v;
 };
 
-/// Rows first.. of a head, zero where there is none.
-template <int R, int HS>
-__device__ __forceinline__ void fetch(SharedTile<bf16, R, HS>& to, const bf16* head, const LadderProblem& p, int first) {
-    constexpr int PIECES = HS / 8;
-    for (int n = threadIdx.x; n < R * PIECES; n += THREADS) {
-        const int r = n / PIECES, d = n % PIECES * 8;
-        Packed<bf16> piece{};
-        if (first + r < p.T) piece = load_packed(head + size_t(first + r) * p.row() + d);
-        store_packed(&to.x[r][d], piece);
-    }
-}
-
 /// A lane's part of its warp's rows: row lane_row() (half 0) and the one 8 below (half 1), see mma.cuh.
 template <int HS>
 struct Rows {
@@ -90,11 +78,11 @@ template <int HS>
 __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem p) {
     auto& shared = dynamic_shared<Shared<HS>>();
     const int i0 = int(blockIdx.x) * QUERIES, h = blockIdx.y, b = blockIdx.z, row = int(threadIdx.x) / WARP * ROWS;
-    fetch(shared.q, p.q + p.at(b, 0, h), p, i0);
+    fetch<THREADS, HS>(shared.q.x, p.q + p.at(b, 0, h), p, i0);
     Rows<HS> rows;
     for (int j0 = 0; j0 < min(i0 + QUERIES, p.T); j0 += KEYS) {
         __syncthreads();   // the tile before has been used
-        fetch(shared.k, p.k + p.at(b, 0, h), p, j0), fetch(shared.v, p.v + p.at(b, 0, h), p, j0);
+        fetch<THREADS, HS>(shared.k.x, p.k + p.at(b, 0, h), p, j0), fetch<THREADS, HS>(shared.v.x, p.v + p.at(b, 0, h), p, j0);
         __syncthreads();
         absorb(rows, shared.q, row, shared.k, shared.v, i0 + row, j0);
     }

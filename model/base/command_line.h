@@ -3,8 +3,6 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <charconv>
-#include <cstdlib>
-#include <functional>
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -14,23 +12,14 @@
 #include "model/base/options.h"
 #include "model/base/process.h"
 
-/// The long options that --help lists; it leaves out the group "".
-inline std::vector<std::string> option_names(const CLI::App& app) {
+/// Exit::usage, suggesting the nearest option that --help lists: those of the group "" are hidden.
+[[noreturn]] inline void fail_unknown(const CLI::App& app, const std::string& unknown, const std::string& where) {
     std::vector<std::string> names;
     for (const CLI::Option* option : app.get_options())
         if (!option->get_group().empty())
             for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-    return names;
-}
-
-/// Returns a clause on an unknown option that another program has ("it belongs to ./train_asga"), or "".
-using OptionOwner = std::function<std::string(const std::string& option)>;
-
-[[noreturn]] inline void fail_unknown(const CLI::App& app, const std::string& option, const std::string& where, const OptionOwner& owner) {
-    const std::string elsewhere = owner ? owner(option) : "", hint = nearest(option, option_names(app));
-    fail(Exit::usage, "unknown option ", option, where, !elsewhere.empty() ? "; " + elsewhere
-                                                        : hint.empty()     ? "; --help lists the options"
-                                                                           : "; did you mean " + hint + "?");
+    const std::string hint = nearest(unknown, names);
+    fail(Exit::usage, "unknown option ", unknown, where, hint.empty() ? "; --help lists the options" : "; did you mean " + hint + "?");
 }
 
 /// The first unrecognised argument that looks like an option, without its "=value"; "" if there is none. Reported before the
@@ -43,7 +32,7 @@ inline std::string unknown_option(const CLI::App& app) {
 
 /// Parses the command line, and the configuration file if `app` has one. False after printing --help or --version: the program then
 /// ends with code 0. Exit::usage, with a hint, for anything that cannot be parsed; Exit::data if the help cannot be printed.
-inline bool parse_options(CLI::App& app, int argc, const char* const* argv, const OptionOwner& owner = {}) {
+inline bool parse_options(CLI::App& app, int argc, const char* const* argv) {
     app.allow_config_extras(CLI::config_extras_mode::error);
     try {
         app.parse(argc, argv);
@@ -57,42 +46,38 @@ inline bool parse_options(CLI::App& app, int argc, const char* const* argv, cons
         const std::string before_key = "not able to parse ";
         const size_t at = sentence.find(before_key);
         if (at == std::string::npos) fail(Exit::usage, sentence);
-        fail_unknown(app, "--" + sentence.substr(at + before_key.size()), " in the configuration file", owner);
+        fail_unknown(app, "--" + sentence.substr(at + before_key.size()), " in the configuration file");
     } catch (const CLI::ParseError& error) {
         const std::string unknown = unknown_option(app);
-        if (!unknown.empty()) fail_unknown(app, unknown, "", owner);
+        if (!unknown.empty()) fail_unknown(app, unknown, "");
         fail(Exit::usage, error.what(), "; --help lists the options");
     }
 }
 
-/// A check for add_option: a number in [lowest, highest]. Refuses NaN.
-inline CLI::Validator number_from(double lowest, double highest) {
-    auto check = [lowest, highest](const std::string& text) {
-        char* end = nullptr;
-        const double value = std::strtod(text.c_str(), &end);
-        const bool good = end != text.c_str() && *end == '\0' && value >= lowest && value <= highest;
-        std::ostringstream complaint;
-        complaint.precision(10);
-        if (!good) complaint << text << " is not a number from " << lowest << " to " << highest;
-        return complaint.str();
-    };
+/// Checks that a text is a `kind` of number in [lowest, highest]. Refuses NaN. Strips leading zeros of whole numbers, which CLI11 would
+/// read as octal.
+template <class Number>
+CLI::Validator in_range(const std::string& kind, Number lowest, Number highest) {
     std::ostringstream range;
     range.precision(10);
     range << "from " << lowest << " to " << highest;
+    auto check = [=, range = range.str()](std::string& text) {
+        Number value{};
+        const char* const end = text.data() + text.size();
+        const bool has_plus = std::is_floating_point_v<Number> && text.starts_with('+');
+        const auto [stop, error] = std::from_chars(text.data() + has_plus, end, value);
+        if (error != std::errc() || stop != end || !(value >= lowest && value <= highest)) return text + " is not a " + kind + " " + range;
+        if (std::is_integral_v<Number>) text = std::to_string(value);
+        return std::string();
+    };
     return CLI::Validator(check, range.str());
 }
 
-/// The same for whole numbers, as a transform(): it strips leading zeros, which CLI11 would read as octal.
+/// For add_option(...)->check().
+inline CLI::Validator number_from(double lowest, double highest) { return in_range("number", lowest, highest); }
+
+/// For add_option(...)->transform().
 template <class Number>
 CLI::Validator whole_number_from(Number lowest, Number highest) {
-    const std::string range = "from " + std::to_string(lowest) + " to " + std::to_string(highest);
-    auto transform = [=](std::string& text) {
-        Number value{};
-        const char* const end = text.data() + text.size();
-        const auto [stop, error] = std::from_chars(text.data(), end, value);
-        if (error != std::errc() || stop != end || value < lowest || value > highest) return text + " is not a whole number " + range;
-        text = std::to_string(value);
-        return std::string();
-    };
-    return CLI::Validator(transform, range);
+    return in_range("whole number", lowest, highest);
 }

@@ -12,29 +12,40 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "model/base/error.h"
 #include "model/base/retry.h"
 
 namespace fs = std::filesystem;
 
+// No descriptor, with errno, on failure.
+static Descriptor opened(const fs::path& path, int flags) {
+    return Descriptor(retried([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); }));
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+}
+
+bool Descriptor::close() {
+    const int fd = std::exchange(fd_, -1);
+    return fd < 0 || close_file(fd);
+}
+
 MappedFile::MappedFile(const fs::path& path) {
-    // O_NONBLOCK: opening a named pipe must not wait for a writer.
-    const int descriptor = retried([&] { return open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); });
-    if (descriptor < 0) {
+    const Descriptor descriptor = opened(path, O_RDONLY | O_NONBLOCK);   // opening a named pipe must not wait for a writer
+    if (!descriptor.is_open()) {
         const bool missing = errno == ENOENT || errno == ENOTDIR;
         const std::string sentence = path.string() + ": cannot be opened (" + last_os_error() + ")";
         if (!missing) throw Unreadable(Exit::checkpoint, sentence);
         throw Error(Exit::checkpoint, sentence);
     }
     struct stat info;
-    const bool regular = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
+    const bool regular = fstat(descriptor.get(), &info) == 0 && S_ISREG(info.st_mode);
     size_ = regular ? size_t(info.st_size) : 0;
-    if (size_ > 0) start_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    const int error = errno;
-    ::close(descriptor);
+    if (size_ > 0) start_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
     if (!regular) fail(Exit::checkpoint, path.string(), ": is not a regular file; replace it with one");
     if (start_ == MAP_FAILED)
-        throw Unreadable(Exit::checkpoint, path.string() + ": cannot be mapped into memory (" + std::strerror(error) + ")");
+        throw Unreadable(Exit::checkpoint, path.string() + ": cannot be mapped into memory (" + last_os_error() + ")");
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
@@ -63,88 +74,65 @@ bool write_all(int descriptor, const char* data, size_t bytes) {
 
 int open_new(const fs::path& path) {
     retried([&] { return unlink(path.c_str()); });   // a link itself, not what it names
-    return retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0644); });
+    return retried([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0644); });
 }
 
 std::string replace_file(const fs::path& path, const std::string& text) {
     const fs::path unfinished = path.string() + "." + std::to_string(getpid()) + ".tmp";
-    const int descriptor = open_new(unfinished);
-    if (descriptor < 0) return last_os_error();
-    bool good = write_all(descriptor, text.data(), text.size()) && retried([&] { return fsync(descriptor); }) == 0;
-    std::string reason = last_os_error();
-    if (!close_file(descriptor) && good) good = false, reason = last_os_error();
-    if (good && retried([&] { return std::rename(unfinished.c_str(), path.c_str()); }) != 0) good = false, reason = last_os_error();
-    if (!good) unlink(unfinished.c_str());
-    if (!good) return reason;
+    unlink(unfinished.c_str());   // left by another process of this number
     try {
+        FileWriter file(unfinished);
+        file.write(text.data(), text.size());
+        file.close();
+        rename_file(unfinished, path);
         sync_directory(path.parent_path());
     } catch (const Error& error) {
+        unlink(unfinished.c_str());
         return error.what();
     }
     return "";
 }
 
-FileWriter::FileWriter(const fs::path& path, OnPiece on_piece) : path_(path), on_piece_(std::move(on_piece)) {
-    descriptor_ = retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); });
-    if (descriptor_ < 0) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), ")");
-}
-
-FileWriter::~FileWriter() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+FileWriter::FileWriter(const fs::path& path, OnPiece on_piece)
+    : path_(path), on_piece_(std::move(on_piece)), file_(opened(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW)) {
+    if (!file_.is_open()) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), ")");
 }
 
 void FileWriter::write(const void* data, size_t bytes) {
-    const char* rest = static_cast<const char*>(data);
-    for (size_t at = 0; at < bytes; at += PIECE_BYTES) write_piece(rest + at, std::min(PIECE_BYTES, bytes - at));
-}
-
-void FileWriter::write_piece(const char* data, size_t bytes) {
-    for (size_t at = 0; at < bytes;) {
-        const ssize_t written = retried([&] { return ::write(descriptor_, data + at, bytes - at); });
-        if (written <= 0) {
-            const std::string reason = written < 0 ? last_os_error() : "nothing was written";
-            fail(Exit::checkpoint, path_.string(), ": writing stopped at byte ", size_ + at, " with ",
+    for (const char* rest = static_cast<const char*>(data); bytes > 0;) {
+        const size_t piece = std::min(PIECE_BYTES, bytes);
+        if (!write_all(file_.get(), rest, piece)) {
+            const std::string reason = last_os_error();
+            fail(Exit::checkpoint, path_.string(), ": writing stopped at byte ", lseek(file_.get(), 0, SEEK_CUR), " with ",
                  free_bytes(path_.parent_path()), " bytes free (", reason, ")");
         }
-        at += size_t(written);
+        hasher_.add(rest, piece);
+        rest += piece, bytes -= piece, size_ += piece;
+        if (on_piece_) on_piece_();
     }
-    hasher_.add(data, bytes);
-    size_ += bytes;
-    if (on_piece_) on_piece_();
 }
 
 void FileWriter::close() {
-    const int descriptor = std::exchange(descriptor_, -1);
-    const bool synced = retried([&] { return fsync(descriptor); }) == 0;
+    const bool synced = retried([&] { return fsync(file_.get()); }) == 0;
     const std::string reason = synced ? "" : last_os_error();
     // Dropped from the page cache, so that reading the file back reads the disk.
-    posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
-    const bool closed = close_file(descriptor);
+    posix_fadvise(file_.get(), 0, 0, POSIX_FADV_DONTNEED);
+    const bool closed = file_.close();
     if (!synced) fail(Exit::checkpoint, path_.string(), ": cannot be forced to the disk (", reason, ")");
     if (!closed) fail(Exit::checkpoint, path_.string(), ": cannot be closed (", last_os_error(), ")");
     if (on_piece_) on_piece_();
 }
 
-FolderLock::FolderLock(const fs::path& folder) {
-    const fs::path path = folder / "lock";
-    descriptor_ = retried([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644); });
-    if (descriptor_ < 0) fail(Exit::checkpoint, path.string(), ": cannot be created (", last_os_error(), "); choose another --out");
-    locked_ = true;
-    if (retried([&] { return flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0) return;
-    const bool taken = errno == EWOULDBLOCK;   // otherwise the file system has no locks: go on without one
-    ::close(std::exchange(descriptor_, -1));
-    if (taken) fail(Exit::checkpoint, folder.string(), ": another run is writing there; wait for it or choose another --out");
+static Descriptor locked(const fs::path& path, int flags, const fs::path& folder) {
+    Descriptor file = opened(path, flags);
+    if (!file.is_open()) fail(Exit::checkpoint, path.string(), ": cannot be locked (", last_os_error(), "); choose another --out");
+    if (retried([&] { return flock(file.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
+        fail(Exit::checkpoint, folder.string(), ": another run is writing there; wait for it or choose another --out");
+    return file;
 }
 
-FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    std::swap(locked_, other.locked_);
-    return *this;
-}
-
-FolderLock::~FolderLock() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-}
+Descriptor lock_folder(const fs::path& folder) { return locked(folder, O_RDONLY, folder); }
+Descriptor lock_run(const fs::path& folder) { return locked(folder / "lock", O_WRONLY | O_CREAT | O_NOFOLLOW, folder); }
 
 std::string read_text(const fs::path& path, size_t limit) {
     const MappedFile file(path);
@@ -204,11 +192,9 @@ uint64_t free_bytes(const fs::path& folder) {
 }
 
 void sync_directory(const fs::path& folder) {
-    const int descriptor = retried([&] { return open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-    if (descriptor < 0) fail(Exit::checkpoint, folder.string(), ": cannot be opened (", last_os_error(), ")");
+    const Descriptor descriptor = opened(folder.empty() ? "." : folder, O_RDONLY | O_DIRECTORY);
+    if (!descriptor.is_open()) fail(Exit::checkpoint, folder.string(), ": cannot be opened (", last_os_error(), ")");
     // Some network file systems cannot sync a folder (EINVAL) and need not.
-    const bool synced = retried([&] { return fsync(descriptor); }) == 0 || errno == EINVAL;
-    const std::string reason = synced ? "" : last_os_error();
-    ::close(descriptor);
-    if (!synced) fail(Exit::checkpoint, folder.string(), ": cannot be forced to the disk (", reason, ")");
+    if (retried([&] { return fsync(descriptor.get()); }) != 0 && errno != EINVAL)
+        fail(Exit::checkpoint, folder.string(), ": cannot be forced to the disk (", last_os_error(), ")");
 }

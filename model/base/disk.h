@@ -16,6 +16,22 @@ struct Unreadable : Error {
     using Error::Error;
 };
 
+/// A file descriptor that closes itself. Move-only.
+class Descriptor {
+public:
+    explicit Descriptor(int fd = -1) : fd_(fd) {}
+    ~Descriptor() { close(); }
+    Descriptor(Descriptor&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+    Descriptor& operator=(Descriptor&& other) noexcept;
+    int get() const { return fd_; }
+    bool is_open() const { return fd_ >= 0; }
+    /// False if closing reports a failed write (in errno).
+    bool close();
+
+private:
+    int fd_;
+};
+
 /// A file mapped for reading. Unreadable, or another Error where there is none or it is no regular file. The bytes stay valid as long as
 /// the object lives; an empty file gives an empty span.
 class MappedFile {
@@ -58,9 +74,6 @@ class FileWriter {
 public:
     /// Precondition: the file does not exist.
     explicit FileWriter(const std::filesystem::path& path, OnPiece on_piece = {});
-    FileWriter(const FileWriter&) = delete;
-    FileWriter& operator=(const FileWriter&) = delete;
-    ~FileWriter();
 
     void write(const void* data, size_t bytes);
 
@@ -71,30 +84,18 @@ public:
     uint64_t hash() const { return hasher_.digest(); }   // XXH3 of everything written so far
 
 private:
-    void write_piece(const char* data, size_t bytes);
-
     std::filesystem::path path_;
     OnPiece on_piece_;
-    int descriptor_ = -1;
+    Descriptor file_;
     uint64_t size_ = 0;
     Hasher hasher_;
 };
 
-/// Locks a folder against other runs for the object's lifetime: a second run fails. The kernel releases the lock when the process ends, in
-/// every case.
-class FolderLock {
-public:
-    FolderLock() = default;   // locks nothing
-    explicit FolderLock(const std::filesystem::path& folder);
-    FolderLock(const FolderLock&) = delete;
-    FolderLock& operator=(FolderLock&& other) noexcept;
-    ~FolderLock();
-    explicit operator bool() const { return locked_; }
-
-private:
-    int descriptor_ = -1;
-    bool locked_ = false;   // or would be, on a file system that has locks
-};
+/// Locks a folder against other runs while the result lives: a second run fails. The kernel releases the lock when the process ends, in
+/// every case. Without effect on a file system that has no locks. lock_run() locks the file "lock" in the folder, which network file
+/// systems can lock, too.
+Descriptor lock_folder(const std::filesystem::path& folder);
+Descriptor lock_run(const std::filesystem::path& folder);
 
 /// The contents of a text file of at most `limit` bytes.
 std::string read_text(const std::filesystem::path& path, size_t limit = 64 << 20);

@@ -19,5 +19,16 @@ private:
     alignas(64) std::byte state_[640];   // xxhash's state, whose type is private to hash.cpp
 };
 
+/// XXH64 (seed 0), the hash of shards in manifests, over bytes added in pieces.
+class FileHasher {
+public:
+    FileHasher();
+    void add(const void* data, size_t bytes);
+    uint64_t digest() const;
+
+private:
+    alignas(8) std::byte state_[88];
+};
+
 /// 16 hexadecimal digits, as hashes are printed and stored.
 std::string hexadecimal(uint64_t value);

@@ -2,8 +2,6 @@
 
 #include <fstream>
 
-#include "model/base/error.h"
-
 using nlohmann::json;
 
 namespace {
@@ -38,10 +36,10 @@ void require_within_limits(std::string_view text, size_t most_values, size_t lon
 
 }   // namespace
 
-json parse_json(std::string_view text, bool throws) {
+json parse_json(std::string_view text, bool throws, const json::parser_callback_t& keep) {
     try {
-        require_within_limits(text, most_json_values, longest_json_line);
-        return json::parse(text);
+        require_within_limits(text, keep ? SIZE_MAX : most_json_values, keep ? longest_dropped_string : longest_json_line);
+        return json::parse(text, keep);
     } catch (const json::exception& error) {
         if (!throws) return json(json::value_t::discarded);
         const std::string_view what = error.what();
@@ -50,30 +48,9 @@ json parse_json(std::string_view text, bool throws) {
     }
 }
 
-void walk_json(std::string_view text, nlohmann::json_sax<json>& events) {
-    try {
-        require_within_limits(text, SIZE_MAX, longest_walked_string);
-        json::sax_parse(text, &events);
-    } catch (const BeyondLimits& error) {
-        events.parse_error(0, "", error);
-    }
-}
-
 std::string written(const json& value, int indent, NotUtf8 otherwise) { return value.dump(indent, ' ', false, otherwise); }
 std::string written(const nlohmann::ordered_json& value, int indent, NotUtf8 otherwise) {
     return value.dump(indent, ' ', false, otherwise);
-}
-
-static json parse_json_line(const std::string& line, const std::string& where) {
-    if (line.find('\0') != std::string::npos) fail(Exit::data, where, ": has a zero byte");   // where the parser would stop
-    json object;
-    try {
-        object = parse_json(line);
-    } catch (const json::exception& error) {
-        fail(Exit::data, where, ": is not JSON: ", error.what());
-    }
-    if (!object.is_object()) fail(Exit::data, where, ": is not a JSON object");
-    return object;
 }
 
 /// The next line, without its end; false at the end of the file.
@@ -97,19 +74,22 @@ void each_json_line(const std::string& path, const std::function<bool(const json
         const std::string where = path + ":" + std::to_string(number);
         if (!read_line(file, line, where)) break;
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        if (!use(parse_json_line(line, where), where, number)) return;
+        if (!use(parse_json_object(line, where, Exit::data), where, number)) return;
     }
     if (file.bad()) fail(Exit::data, path, ": cannot be read: ", last_os_error());
 }
 
-json parse_json_object(const std::string& text, const std::string& where) {
+json parse_json_object(std::string_view text, const std::string& where, Exit code) {
+    if (text.find('\0') != std::string_view::npos) fail(code, where, ": has a zero byte");   // where the parser would stop
     json object;
     try {
         object = parse_json(text);
-    } catch (const json::exception& e) {
-        fail(Exit::checkpoint, where, ": not valid JSON (", e.what(), ")");
+    } catch (const json::exception& error) {
+        std::string reason = error.what();
+        if (const size_t at = reason.find("line 1, "); at != reason.npos) reason.erase(at, 8);   // the file's line is in `where`
+        fail(code, where, ": is not JSON: ", reason);
     }
-    if (!object.is_object()) fail(Exit::checkpoint, where, ": holds a JSON ", object.type_name(), ", expected an object {...}");
+    if (!object.is_object()) fail(code, where, ": is not a JSON object {...}, but of the type ", object.type_name());
     return object;
 }
 

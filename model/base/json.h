@@ -9,19 +9,17 @@
 
 #include <nlohmann/json.hpp>
 
+#include "model/base/error.h"
+
 /// Limits of all JSON that is parsed: foreign text of a few megabytes must take neither gigabytes nor the whole stack.
 constexpr int deepest_json = 100;                          // levels of objects and lists
 constexpr size_t most_json_values = size_t{1} << 22;       // more than twice those of Gemma's tokenizer.json
 constexpr size_t longest_json_line = size_t{1} << 26;      // bytes; also of a string
-constexpr size_t longest_walked_string = size_t{1} << 24;
+constexpr size_t longest_dropped_string = size_t{1} << 24;   // where values may be dropped
 
 /// nlohmann::json::parse() within these limits: on invalid JSON or beyond them a json::exception, or, unless `throws`, a discarded
-/// value.
-nlohmann::json parse_json(std::string_view text, bool throws = true);
-
-/// Calls `events` for the parts of a text in order and keeps none, so that the number of values is not limited. Invalid JSON, and
-/// nesting or a string beyond the limits, are reported to events.parse_error().
-void walk_json(std::string_view text, nlohmann::json_sax<nlohmann::json>& events);
+/// value. With `keep`, nlohmann's callback, which may drop values as they are parsed, their number is not limited.
+nlohmann::json parse_json(std::string_view text, bool throws = true, const nlohmann::json::parser_callback_t& keep = nullptr);
 
 using NotUtf8 = nlohmann::json::error_handler_t;
 
@@ -34,10 +32,10 @@ std::string written(const nlohmann::ordered_json& value, int indent = -1, NotUtf
 /// Exit::data for a file that cannot be read and for a line that is not a JSON object or is longer than longest_json_line.
 void each_json_line(const std::string& path, const std::function<bool(const nlohmann::json&, const std::string&, int64_t)>& use);
 
-// ---- fields; every failure is Exit::checkpoint
+/// Parses a JSON object. Fails with `code`, naming `where` (the file's path, and the line if the text is one), for a text that is none.
+nlohmann::json parse_json_object(std::string_view text, const std::string& where, Exit code = Exit::checkpoint);
 
-/// Parses a JSON object; `where` (the file's path) is named in errors.
-nlohmann::json parse_json_object(const std::string& text, const std::string& where);
+// ---- fields; every failure is Exit::checkpoint
 
 /// A value for an error message: at most 80 characters of a scalar, only the kind of a structure.
 std::string shown(const nlohmann::json& value);

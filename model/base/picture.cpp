@@ -1,6 +1,5 @@
 #include "model/base/picture.h"
 
-#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>

@@ -40,7 +40,5 @@ std::string human_bytes(double bytes) {
     const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     int unit = 0;
     while (bytes >= 1024 && unit < 4) bytes /= 1024, unit++;
-    char text[32];
-    std::snprintf(text, sizeof text, unit ? "%.2f %s" : "%.0f %s", bytes, units[unit]);
-    return text;
+    return text(unit ? "%.2f %s" : "%.0f %s", bytes, units[unit]);
 }

@@ -82,31 +82,6 @@ void settle_tied_head(Stock& stock, const TensorList& list) {
              "tie_word_embeddings\" of config.json is true; set it to false there if both count, or remove the one that does not");
 }
 
-/// RoPE's frequencies, which older programs saved, are those of config.json, to the rounding of their type.
-void settle_frequencies(Stock& stock, const fs::path& folder) {
-    for (auto at = stock.begin(); at != stock.end();) {
-        const auto [file, stored] = at->second;
-        if (!at->first.ends_with("rotary_emb.inv_freq")) {
-            ++at;
-            continue;
-        }
-        const Config config = load_config(folder);
-        const std::vector<float> held = numbers_of(at->second);
-        const double rounding = stored->dtype == "BF16" ? 0x1p-8 : stored->dtype == "F16" ? 0x1p-10 : 1e-5;
-        const double least = stored->dtype == "F16" ? 0x1p-24 : 0;   // its smallest number
-        bool same = held.size() == size_t(config.HS / 2);
-        for (size_t d = 0; same && d < held.size(); d++) {
-            const double expected = config.rope().frequency(int(d));
-            same = std::abs(held[d] - expected) <= rounding * expected + least;
-        }
-        if (!same)
-            fail(Exit::checkpoint, file->where(), ": tensor \"", stored->name, "\" holds other frequencies than RoPE has with the ",
-                 "\"rope_theta\" ", config.rope_theta, ", \"rope_scaling\" and \"head_dim\" ", config.HS, " of config.json; correct these, "
-                 "or remove the tensor");
-        at = stock.erase(at);
-    }
-}
-
 /// The files that model.safetensors.index.json names, and the tensors it lists in each.
 std::map<std::string, std::vector<std::string>> read_index(const fs::path& path) {
     const json object = parse_json_object(read_text(path), path.string());
@@ -125,34 +100,25 @@ std::map<std::string, std::vector<std::string>> read_index(const fs::path& path)
     return parts;
 }
 
-/// Whether a file of this name holds no weights: text, pictures, tokenizers. An index names files of weights.
+/// Whether a file or folder of this name holds no weights: hidden, text, code, a picture, a tokenizer. An index names files of weights.
 bool holds_no_weights(const std::string& name) {
     if (name.ends_with(".index.json")) return false;
-    for (const char* start : {".git", "LICENSE", "LICENCE", "NOTICE", "README", "merges.", "vocab."})
+    for (const char* start : {".", "LICENSE", "LICENCE", "NOTICE", "README", "merges.", "vocab."})
         if (name.starts_with(start)) return !name.ends_with(".bin") && !name.ends_with(".safetensors");
     for (const char* ending : {".json", ".jsonl", ".md", ".txt", ".py", ".pyc", ".jinja", ".yaml", ".yml", ".toml", ".sh", ".log",
                                ".png", ".jpg", ".jpeg", ".svg", ".gif", ".pdf", ".html", ".csv", ".tiktoken", ".lock", ".metadata"})
         if (name.ends_with(ending)) return true;
-    static const std::set<std::string> whole = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "CACHEDIR.TAG",
-                                                ".DS_Store", "lock"};
+    static const std::set<std::string> whole = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "CACHEDIR.TAG", "lock",
+                                                "__pycache__"};
     return whole.count(name) > 0;
 }
 
-/// The first file of a folder, or of those in it, that may hold weights; "" if there is none.
-fs::path possible_weights(const fs::path& folder, int depth = 8) {
+/// The first file or folder in a folder that may hold weights; "" if there is none.
+fs::path possible_weights(const fs::path& folder) {
     std::vector<fs::path> entries = entries_of(folder);
     std::sort(entries.begin(), entries.end());
-    for (const fs::path& entry : entries) {
-        if (entry.filename() == ".git") continue;
-        if (!path_exists(entry)) continue;   // removed since; a broken link is refused
-        std::error_code unknown;
-        const bool is_folder = fs::is_directory(entry, unknown);
-        if (is_folder && depth > 0) {
-            if (const fs::path found = possible_weights(entry, depth - 1); !found.empty()) return found;
-        } else if (is_folder || !holds_no_weights(entry.filename().string())) {
-            return entry;
-        }
-    }
+    for (const fs::path& entry : entries)
+        if (path_exists(entry) && !holds_no_weights(entry.filename().string())) return entry.filename();   // refuses a broken link
     return {};
 }
 
@@ -172,7 +138,7 @@ std::deque<SafetensorsFile> open_weights(const fs::path& folder) {
         verify_file(folder, "model.safetensors");   // of our own, it has to be there
         const fs::path other = possible_weights(folder);
         if (other.empty()) return files;
-        fail(Exit::checkpoint, folder.string(), ": has no model.safetensors, but ", other.lexically_relative(folder).string(),
+        fail(Exit::checkpoint, folder.string(), ": has no model.safetensors, but ", other.string(),
              ", which may hold weights; convert them to it (transformers: model.save_pretrained(folder)), or give a folder with "
              "config.json alone to start from scratch");
     }
@@ -230,12 +196,12 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
     for (const SafetensorsFile& file : files) verify_file(folder, fs::path(file.where()).filename());
     Stock stock = take_stock(files);
     settle_tied_head(stock, list);
-    settle_frequencies(stock, folder);
     std::fill(weights, weights + list.size(), 0.0f);   // padding included
     for (const auto& [name, found] : stock) {
         const auto [file, stored] = found;
         const Tensor* tensor = list.find(name);
-        if (!tensor) fail(Exit::checkpoint, file->where(), ": the model has no tensor \"", name, "\"");
+        if (!tensor)
+            fail(Exit::checkpoint, file->where(), ": the model has no tensor \"", name, "\"; correct config.json, or remove the tensor");
         if (tensor->stored == Stored::as_bf16) load_tensor(*stored, *tensor, file->where(), matrices);
         else load_tensor(*stored, *tensor, file->where(), weights);
         file->release(*stored);
@@ -253,7 +219,6 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
     return report;
 }
 
-/// Loads trainer_state.json only.
 static TrainerState load_trainer_state(const fs::path& folder) {
     const fs::path path = folder / "trainer_state.json";
     const std::string where = path.string();
@@ -266,6 +231,8 @@ static TrainerState load_trainer_state(const fs::path& folder) {
     state.seed = seed.get<uint64_t>();
     state.data_rows = integer_field(object, "data_rows", 0, INT64_MAX, where);
     if (has_field(object, "train_data")) state.train_data = string_field(object, "train_data", where);
+    if (const size_t at = state.train_data.find(", bytes "); at != std::string::npos)
+        state.train_data.erase(0, at + 2);   // a hash that earlier versions saved before
     state.options_json = string_field(object, "options", where);
     state.last_loss = number_or_nan(object, "last_loss", where);
     state.last_val_loss = number_or_nan(object, "last_val_loss", where);

@@ -35,27 +35,26 @@ struct RunFacts {
     std::string train_data, val_data;   // size, name and fingerprint of each; "" if there are none
 };
 
+/// A checkpoint's README.md: a model card in Hugging Face's form.
+std::string model_card(const Config& config, const TensorList& list, const float* weights, const TrainerState& state,
+                       const RunFacts& facts);
+
 // ------------------------------------------------------------------------------------------------------------------ saving
 
-struct SavedCheckpoint {
-    std::filesystem::path path;
-    std::string doubt;   // why its name may not survive a power failure, "" if it will
-};
-
 /// Precondition: `weights` and both moments are flat buffers laid out by `list`. Second moments of Muon's matrices are not saved.
-/// Writes out_dir/step_<state.step>. Free space is checked first. An existing checkpoint of the same step is
-/// atomically exchanged for the new one. Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of later steps are
-/// set aside.
+/// Writes and returns out_dir/step_<state.step>. An existing checkpoint of the same step is atomically exchanged for the new one.
+/// Leftovers (*.tmp) of runs that died while saving are removed. Checkpoints of later steps are set aside.
 /// Tokenizer files: those of `tokenizer`, which config.json then refers to by name, so that the folder can be moved; and those of
 /// `tokenizer_from` (the folder the model came from) that belong to the same tokenizer, or all if `tokenizer` is null.
 /// README.md is a model card, for people to edit: the manifest does not list it. Models that transformers does not compute itself carry
 /// modeling_files().
 /// On failure the unfinished folder is removed and all earlier checkpoints are unchanged. `on_piece` is called after each piece that is
 /// written, synced or verified, and `on_written` before the folder gets its name, which it may prevent by throwing.
-SavedCheckpoint save_checkpoint(const std::filesystem::path& out_dir, const Config& config, const TensorList& list,
-                                const float* weights, const float* exp_avg, const float* exp_avg_sq, const TrainerState& state,
-                                const Tokenizer* tokenizer, const std::filesystem::path& tokenizer_from = {}, const RunFacts& facts = {},
-                                const OnPiece& on_piece = {}, const std::function<void()>& on_written = {});
+std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const Config& config, const TensorList& list,
+                                      const float* weights, const float* exp_avg, const float* exp_avg_sq, const TrainerState& state,
+                                      const Tokenizer* tokenizer, const std::filesystem::path& tokenizer_from = {},
+                                      const RunFacts& facts = {}, const OnPiece& on_piece = {},
+                                      const std::function<void()>& on_written = {});
 
 /// Moves the checkpoints of steps after `step` into out_dir/superseded, which --resume ignores. They belong to a run that is abandoned by a
 /// fresh one (step < 0: its log and options are linked there, too) or by one from an earlier step. Earlier contents of superseded/ are
@@ -69,7 +68,6 @@ bool aside_interrupted(const std::filesystem::path& out_dir);
 /// Moves those checkpoints back. Precondition: out_dir is locked.
 void undo_interrupted(const std::filesystem::path& out_dir);
 
-/// Whether a folder is one of those that were set aside in out_dir.
 bool is_set_aside(const std::filesystem::path& folder, const std::filesystem::path& out_dir);
 
 /// Removes unfinished files of killed runs in out_dir. Best effort.
@@ -113,7 +111,7 @@ struct LoadReport {
 /// Fills `weights` (list.size()), and `matrices` (list.bf16_size()) with what is stored as bf16, from model.safetensors, or from the
 /// parts named by model.safetensors.index.json, in F32, BF16, F16 or F64. Missing tensors of a mechanism are initialised from `seed`; in a
 /// folder with only config.json all are. Refuses missing and unknown base tensors, other shapes, NaN and infinity, also those that
-/// rounding makes, and a tied model's head or RoPE's frequencies where they are stored with other numbers.
+/// rounding makes, and a tied model's head that is stored with other numbers.
 LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights,
                         StoredBf16* matrices = nullptr);
 

@@ -32,7 +32,6 @@ struct FoundCheckpoint {
     fs::path path;
 };
 
-/// Finished checkpoints, highest step first.
 std::vector<FoundCheckpoint> list_checkpoints(const fs::path& out_dir) {
     std::vector<FoundCheckpoint> found;
     for (const fs::path& path : entries_of(out_dir))

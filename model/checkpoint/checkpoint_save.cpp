@@ -1,5 +1,6 @@
 // Saving and verifying checkpoints.
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -12,10 +13,8 @@
 #include "model/base/json.h"
 #include "model/checkpoint/carried_texts.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/model_card.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/generation_config.h"
-#include "model/layer_types.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -45,12 +44,12 @@ using FileManifest = std::map<std::string, ManifestFile>;   // by file name with
 std::string hash_of_text(const std::string& text) { return hexadecimal(xxh3(text.data(), text.size())); }
 
 uint64_t hash_field(const json& value, const std::string& where) {
-    const auto is_digit = [](char x) { return (x >= '0' && x <= '9') || (x >= 'a' && x <= 'f'); };
     const std::string digits = value.is_string() ? value.get<std::string>() : "";
-    bool valid = digits.size() == 16;
-    for (char digit : digits) valid = valid && is_digit(digit);
-    if (!valid) fail(Exit::checkpoint, where, ": ", shown(value), " is not a hash of 16 hexadecimal digits");
-    return std::stoull(digits, nullptr, 16);
+    uint64_t hash = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
+    if (digits.size() != 16 || end != digits.data() + 16)
+        fail(Exit::checkpoint, where, ": ", shown(value), " is not a hash of 16 hexadecimal digits");
+    return hash;
 }
 
 std::string file_manifest_to_json(const FileManifest& manifest) {
@@ -169,19 +168,6 @@ void append_moments(TensorFile& file, const std::string& prefix, const TensorLis
             file.tensors.push_back({name, tensor.shape, flat + tensor.slot.offset});
 }
 
-/// The exact size of all files, in whole blocks; the manifest's is estimated from the names it contains.
-uint64_t space_needed(const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files) {
-    constexpr uint64_t block = 4096;
-    const auto blocks = [](uint64_t bytes) { return (bytes + block - 1) / block * block; };
-    uint64_t need = 2 * block, manifest = 0;   // 2: the folder itself and its entry
-    for (const TextFile& file : texts) need += blocks(file.text.size()), manifest += 128;
-    for (const TensorFile& file : tensor_files) {
-        need += blocks(safetensors_size(file.tensors));
-        for (const TensorToWrite& tensor : file.tensors) manifest += tensor.name.size() + 32;
-    }
-    return need + blocks(manifest);
-}
-
 void write_files(const fs::path& folder, const std::vector<TextFile>& texts, const std::vector<TensorFile>& tensor_files,
                  const OnPiece& on_piece) {
     FileManifest manifest;
@@ -252,10 +238,9 @@ void verify(const fs::path& path, const ManifestFile& expected, const OnPiece& o
 
 }   // namespace
 
-SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights,
-                                const float* exp_avg, const float* exp_avg_sq, const TrainerState& state, const Tokenizer* tokenizer,
-                                const fs::path& tokenizer_from, const RunFacts& facts, const OnPiece& on_piece,
-                                const std::function<void()>& on_written) {
+fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const TensorList& list, const float* weights, const float* exp_avg,
+                         const float* exp_avg_sq, const TrainerState& state, const Tokenizer* tokenizer, const fs::path& tokenizer_from,
+                         const RunFacts& facts, const OnPiece& on_piece, const std::function<void()>& on_written) {
     std::vector<TextFile> texts = text_files(config, state, tokenizer, tokenizer_from);
     texts.push_back({"README.md", model_card(config, list, weights, state, facts), false});
     std::vector<TensorFile> tensor_files = {{"model.safetensors", {}}, {"optimizer.state", {}}};
@@ -265,10 +250,6 @@ SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, c
 
     make_folders(out_dir);
     remove_leftovers(out_dir);
-    const uint64_t need = space_needed(texts, tensor_files), available = free_bytes(out_dir);
-    if (need > available)
-        fail(Exit::checkpoint, out_dir.string(), ": no room for a checkpoint: ", need, " bytes are needed, ", available,
-             " are free; superseded/ holds files of earlier runs, which can be deleted");
 
     const fs::path final_path = out_dir / folder_name(state.step), temporary = final_path.string() + ".tmp";
     std::error_code error;
@@ -284,14 +265,9 @@ SavedCheckpoint save_checkpoint(const fs::path& out_dir, const Config& config, c
         fs::remove_all(temporary, error);
         throw;
     }
-    SavedCheckpoint saved{final_path, ""};
-    try {
-        sync_directory(out_dir);
-    } catch (const Error& problem) {   // it is there, and whole
-        saved.doubt = problem.what();
-    }
+    sync_directory(out_dir);
     remove_leftovers(out_dir);   // the replaced checkpoint
-    return saved;
+    return final_path;
 }
 
 void verify_checkpoint(const fs::path& folder, const OnPiece& on_piece) {

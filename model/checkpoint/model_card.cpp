@@ -1,4 +1,5 @@
-#include "model/checkpoint/model_card.h"
+// README.md of a checkpoint.
+#include "model/checkpoint/checkpoint.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +8,6 @@
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/carried_texts.h"
-#include "model/layer_types.h"
 
 namespace {
 
@@ -15,7 +15,6 @@ std::string row(const std::string& what, const std::string& value) { return "| "
 
 std::string loss_text(double loss) { return std::isnan(loss) ? "not measured" : text("%.4f nats per token", loss); }
 
-/// The variants of the layers, the model's own first.
 std::vector<std::string> variants_of(const Config& config) {
     std::vector<std::string> names = {config.variant};
     for (const LayerAttention& layer : config.layers)

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <optional>
 
 #include "model/base/error.h"
 #include "model/base/json.h"
@@ -37,128 +36,72 @@ uint64_t header_length(std::span<const std::byte> file, const std::string& where
     return length;
 }
 
-/// Reads a header in one pass, without keeping more of it than the tensors, and stops at the first part that is not of the format:
-/// {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}}. Other fields are passed over.
-class HeaderReader : public nlohmann::json_sax<json> {
-public:
-    HeaderReader(std::span<const std::byte> data, const std::string& file) : data_(data), file_(file) {}
-
-    std::vector<StoredTensor> tensors;
-
-    bool null() override { return scalar(nullptr); }
-    bool boolean(bool value) override { return scalar(value); }
-    bool number_integer(int64_t value) override { return scalar(value); }
-    bool number_unsigned(uint64_t value) override { return scalar(value); }
-    bool number_float(double value, const std::string&) override { return scalar(value); }
-    bool string(std::string& value) override { return scalar(std::move(value)); }
-    bool binary(json::binary_t&) override { return true; }   // not in text
-    bool start_object(size_t) override { return open(false); }
-    bool start_array(size_t) override { return open(true); }
-    bool end_array() override { return depth_-- > 0; }
-
-    bool key(std::string& name) override {
-        if (depth_ == 1) metadata_ = name == "__metadata__", tensor_.name = std::move(name);
-        else if (depth_ == 2) field_ = std::move(name);
-        return true;
+std::vector<int64_t> whole_numbers(const json& fields, const char* key, const std::string& where) {
+    const json& list = required_field(fields, key, where);
+    if (!list.is_array()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(list), ", expected a list");
+    std::vector<int64_t> numbers;
+    for (const json& number : list) {
+        if (!number.is_number_unsigned() || number.get<uint64_t>() > uint64_t(INT64_MAX))
+            fail(Exit::checkpoint, where, ": \"", key, "\" holds ", shown(number), ", expected whole numbers from 0");
+        numbers.push_back(number.get<int64_t>());
     }
-
-    bool end_object() override {
-        if (--depth_ == 1 && !metadata_) finish_tensor();
-        return true;
-    }
-
-    bool parse_error(size_t, const std::string&, const json::exception& error) override {
-        fail(Exit::checkpoint, file_, ": the header is not valid JSON (", std::string_view(error.what()).substr(0, 400), ")");
-    }
-
-private:
-    std::string where() const { return file_ + ": tensor " + shown(tensor_.name); }
-    bool is_list() const { return field_ == "shape" || field_ == "data_offsets"; }
-
-    bool open(bool list) {
-        if (depth_ == 1 && !metadata_) {
-            if (list) fail(Exit::checkpoint, where(), " is a list in the header, expected an object");
-            tensor_.dtype.clear();
-            shape_.reset(), offsets_.reset();
-        }
-        if (depth_ == 2 && !metadata_) open_field(list);
-        if (depth_ == 3 && !metadata_ && is_list()) refuse(list ? "a list" : "an object");
-        depth_++;
-        return true;
-    }
-
-    void open_field(bool list) {
-        if (field_ == "dtype" || (is_list() && !list))
-            fail(Exit::checkpoint, where(), ": \"", field_, "\" is ", list ? "a list" : "an object", ", expected a ",
-                 is_list() ? "list" : "string");
-        if (field_ == "shape") shape_.emplace();
-        if (field_ == "data_offsets") offsets_.emplace();
-    }
-
-    bool scalar(json value) {
-        if (metadata_) return true;
-        if (depth_ == 1) fail(Exit::checkpoint, where(), " is ", shown(value), " in the header, expected an object");
-        if (depth_ == 2 && field_ == "dtype" && value.is_string()) tensor_.dtype = std::move(value.get_ref<std::string&>());
-        else if (depth_ == 2 && (field_ == "dtype" || is_list()))
-            fail(Exit::checkpoint, where(), ": \"", field_, "\" is ", shown(value), ", expected a ", is_list() ? "list" : "string");
-        if (depth_ == 3 && is_list()) add_number(value);
-        return true;
-    }
-
-    void add_number(const json& value) {
-        if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t(INT64_MAX)) refuse(shown(value));
-        std::vector<int64_t>& list = field_ == "shape" ? *shape_ : *offsets_;
-        if (list.size() == most_dimensions)
-            fail(Exit::checkpoint, where(), ": \"", field_, "\" holds more than ", most_dimensions, " numbers");
-        list.push_back(value.get<int64_t>());
-    }
-
-    [[noreturn]] void refuse(const std::string& found) const {
-        fail(Exit::checkpoint, where(), ": \"", field_, "\" holds ", found, ", expected whole numbers from 0");
-    }
-
-    void finish_tensor();
-
-    static constexpr size_t most_dimensions = 64;
-    const std::span<const std::byte> data_;
-    const std::string& file_;
-    int depth_ = 0;              // objects and lists that are open
-    bool metadata_ = false;      // the parts belong to __metadata__
-    std::string field_;          // of the tensor
-    StoredTensor tensor_;
-    std::optional<std::vector<int64_t>> shape_, offsets_;
-};
-
-/// Exit::checkpoint unless the fields fit each other and the data.
-void HeaderReader::finish_tensor() {
-    const char* missing = tensor_.dtype.empty() ? "dtype" : !shape_ ? "shape" : !offsets_ ? "data_offsets" : nullptr;
-    if (missing) fail(Exit::checkpoint, where(), ": the key \"", missing, "\" is missing");
-    tensor_.shape = std::move(*shape_);
-    size_t bytes = dtype_size(tensor_.dtype);
-    if (bytes == 0)
-        fail(Exit::checkpoint, where(), ": the dtype ", shown(tensor_.dtype),
-             " is unknown; expected F32, BF16, F16, F64 or an integer type");
-    tensor_.count = 1;
-    bool overflow = false;
-    for (int64_t dimension : tensor_.shape) {
-        overflow |= __builtin_mul_overflow(tensor_.count, size_t(dimension), &tensor_.count);
-        overflow |= __builtin_mul_overflow(bytes, size_t(dimension), &bytes);
-    }
-    if (overflow) fail(Exit::checkpoint, where(), ": the shape ", shape_text(tensor_.shape), " has more numbers than 64 bits can count");
-    if (offsets_->size() != 2)
-        fail(Exit::checkpoint, where(), ": \"data_offsets\" must be [begin, end], two whole numbers from 0");
-    const uint64_t begin = uint64_t((*offsets_)[0]), end = uint64_t((*offsets_)[1]);
-    if (begin > end || end > data_.size())
-        fail(Exit::checkpoint, where(), ": \"data_offsets\" are [", begin, ", ", end, "], expected a range within the ", data_.size(),
-             " bytes of data in the file");
-    if (end - begin != bytes)
-        fail(Exit::checkpoint, where(), ": \"data_offsets\" span ", end - begin, " bytes, the shape ", shape_text(tensor_.shape), " in ",
-             tensor_.dtype, " needs ", bytes);
-    tensor_.bytes = data_.subspan(begin, bytes);
-    tensors.push_back(std::move(tensor_));
+    return numbers;
 }
 
-/// Exit::checkpoint if two tensors have the same name.
+/// A tensor from its fields {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}; others are passed over. Exit::checkpoint unless
+/// they fit each other and the data.
+StoredTensor tensor_of(const std::string& name, const json& fields, std::span<const std::byte> data, const std::string& where) {
+    StoredTensor tensor{name, string_field(fields, "dtype", where), whole_numbers(fields, "shape", where), 1, {}};
+    const std::vector<int64_t> offsets = whole_numbers(fields, "data_offsets", where);
+    size_t bytes = dtype_size(tensor.dtype);
+    if (bytes == 0)
+        fail(Exit::checkpoint, where, ": the dtype ", shown(tensor.dtype), " is unknown; expected F32, BF16, F16, F64 or an integer type");
+    bool overflow = false;
+    for (int64_t dimension : tensor.shape) {
+        overflow |= __builtin_mul_overflow(tensor.count, size_t(dimension), &tensor.count);
+        overflow |= __builtin_mul_overflow(bytes, size_t(dimension), &bytes);
+    }
+    if (overflow) fail(Exit::checkpoint, where, ": the shape ", shape_text(tensor.shape), " has more numbers than 64 bits can count");
+    if (offsets.size() != 2)
+        fail(Exit::checkpoint, where, ": \"data_offsets\" must be [begin, end], two whole numbers from 0");
+    const uint64_t begin = uint64_t(offsets[0]), end = uint64_t(offsets[1]);
+    if (begin > end || end > data.size())
+        fail(Exit::checkpoint, where, ": \"data_offsets\" are [", begin, ", ", end, "], expected a range within the ", data.size(),
+             " bytes of data in the file");
+    if (end - begin != bytes)
+        fail(Exit::checkpoint, where, ": \"data_offsets\" span ", end - begin, " bytes, the shape ", shape_text(tensor.shape), " in ",
+             tensor.dtype, " needs ", bytes);
+    tensor.bytes = data.subspan(begin, bytes);
+    return tensor;
+}
+
+/// Reads {"name": {fields}, ..., "__metadata__": {...}} in one pass, keeping the JSON of one tensor at a time, and stops at the first part
+/// that is not of the format.
+std::vector<StoredTensor> parse_header(std::string_view header, std::span<const std::byte> data, const std::string& file) {
+    using Event = json::parse_event_t;
+    constexpr int most_parts = 300;   // names, values, beginnings and ends of a tensor's fields
+    std::vector<StoredTensor> tensors;
+    std::string name;
+    int parts = 0;
+    const auto where = [&] { return file + ": tensor " + shown(name); };
+    const auto keep = [&](int depth, Event event, const json& part) {
+        if (depth == 1 && event == Event::key) name = part.get<std::string>(), parts = 0;
+        else if (depth > 0 && name == "__metadata__") return false;
+        else if (depth == 1 && (event == Event::value || event == Event::array_start))
+            fail(Exit::checkpoint, where(), " is ", event == Event::value ? shown(part) : "a list", " in the header, expected an object");
+        if (++parts > most_parts) fail(Exit::checkpoint, where(), ": has more than ", most_parts, " parts in the header");
+        if (depth != 1 || event != Event::object_end) return true;
+        tensors.push_back(tensor_of(name, part, data, where()));
+        return false;
+    };
+    try {
+        parse_json(header, true, keep);
+    } catch (const json::exception& error) {
+        fail(Exit::checkpoint, file, ": the header is not valid JSON (", error.what(), ")");
+    }
+    return tensors;
+}
+
 void check_names(const std::vector<StoredTensor>& tensors, const std::string& where) {
     std::vector<std::string_view> names;
     for (const StoredTensor& tensor : tensors) names.push_back(tensor.name);
@@ -236,9 +179,7 @@ std::vector<StoredTensor> parse_safetensors(std::span<const std::byte> file, con
     const std::string_view header(reinterpret_cast<const char*>(file.data()) + 8, length);
     if (!header.starts_with('{')) fail(Exit::checkpoint, where, ": the header does not start with {");
     const auto data = file.subspan(8 + length);
-    HeaderReader reader(data, where);
-    walk_json(header, reader);
-    std::vector<StoredTensor> tensors = std::move(reader.tensors);
+    std::vector<StoredTensor> tensors = parse_header(header, data, where);
     check_names(tensors, where);
     // By byte range: an empty tensor comes before the one that begins at the same byte.
     std::sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
@@ -265,12 +206,6 @@ uint64_t tensor_bytes(const TensorToWrite& tensor) {
     uint64_t bytes = sizeof(float);
     for (int64_t dimension : tensor.shape) bytes *= uint64_t(dimension);
     return bytes;
-}
-
-uint64_t safetensors_size(const std::vector<TensorToWrite>& tensors) {
-    uint64_t size = 8 + header_text(tensors).size();
-    for (const TensorToWrite& tensor : tensors) size += tensor_bytes(tensor);
-    return size;
 }
 
 WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors, const OnPiece& on_piece) {

@@ -50,7 +50,6 @@ private:
     std::unordered_map<std::string, size_t> by_name_;
 };
 
-/// A tensor to be written as F32.
 struct TensorToWrite {
     std::string name;
     std::vector<int64_t> shape;
@@ -58,9 +57,6 @@ struct TensorToWrite {
 };
 
 uint64_t tensor_bytes(const TensorToWrite& tensor);
-
-/// The exact size of the file that write_safetensors() would write.
-uint64_t safetensors_size(const std::vector<TensorToWrite>& tensors);
 
 struct WrittenFile {
     uint64_t bytes = 0;
@@ -70,5 +66,4 @@ struct WrittenFile {
 /// Writes a new file and syncs it to disk.
 WrittenFile write_safetensors(const std::filesystem::path& path, const std::vector<TensorToWrite>& tensors, const OnPiece& on_piece = {});
 
-/// "[3, 4]"
 std::string shape_text(const std::vector<int64_t>& shape);

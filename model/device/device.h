@@ -3,7 +3,10 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <type_traits>
+
+#include "model/device/math.h"
 
 // GPU code is compiled by nvcc, or by any C++ compiler with -DEMULATED_GPU (dev/emulator).
 #if defined(__CUDACC__) || defined(EMULATED_GPU)
@@ -21,17 +24,7 @@ struct CPU {
 
 /// Wide<X>: the type of an X model's sums, statistics, weight gradients, master weights and moments; float32 for bf16.
 template <class X>
-struct WideOf {
-    using type = X;
-};
-#ifdef WITH_GPU
-template <>
-struct WideOf<bf16> {
-    using type = float;
-};
-#endif
-template <class X>
-using Wide = typename WideOf<X>::type;
+using Wide = std::conditional_t<sizeof(X) == 2, float, X>;
 
 /// Converts between the storage type X and the arithmetic type Wide<X>.
 template <class X>
@@ -52,4 +45,37 @@ enum class Write : bool { overwrite, add };
 template <class X>
 void fill(CPU, X* x, size_t n, X value) {
     std::fill(x, x + n, value);
+}
+
+/// A CPU's team: one thread alone.
+template <class X>
+class ThreadTeam {
+public:
+    explicit ThreadTeam(size_t scratch) : scratch_(std::make_unique_for_overwrite<X[]>(scratch)) {}
+    static constexpr int first() { return 0; }
+    static constexpr int step() { return 1; }
+    static void sync() {}
+    static X sum(X x) { return x; }
+    static X max(X x) { return x; }
+    static X product(const X* x, const X* y, int n) { return inner_product(x, y, n); }
+    static X joint_product(const X* x, const X* y, int n) { return inner_product(x, y, n); }
+    X* scratch() const { return scratch_.get(); }
+
+private:
+    std::unique_ptr<X[]> scratch_;
+};
+
+/// Calls task(team, n) for every n < teams: one text for both devices where several threads compute one result. A GPU's teams have WARPS
+/// warps. A task is a struct of pointers and values with a type Number, that of its sums, and a constexpr operator() template. A member
+/// takes the elements first(), first() + step(), .. of a loop; sync() makes what all have written visible to all. sum() and max() of the
+/// members' numbers, and joint_product(), an inner product, are computed together; product() by a member alone. scratch() is memory that
+/// the members share, `scratch` numbers. On the CPU a few teams, as in a step of decoding, are not worth waking threads.
+template <int WARPS, class Task>
+void each_team(CPU, size_t teams, const Task& task, size_t scratch = 0) {
+#pragma omp parallel if (teams > 32)
+    {
+        const ThreadTeam<typename Task::Number> team(scratch);
+#pragma omp for
+        for (size_t n = 0; n < teams; n++) task(team, unsigned(n));
+    }
 }

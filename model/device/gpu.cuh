@@ -115,14 +115,9 @@ inline constexpr int WARP = 32;
 __host__ __device__ __forceinline__ float to_float(float x) { return x; }
 __host__ __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 template <class X>
-__host__ __device__ __forceinline__ X from_float(float x);
-template <>
-__host__ __device__ __forceinline__ float from_float<float>(float x) {
-    return x;
-}
-template <>
-__host__ __device__ __forceinline__ bf16 from_float<bf16>(float x) {
-    return __float2bfloat16(x);
+__host__ __device__ __forceinline__ X from_float(float x) {
+    if constexpr (std::is_same_v<X, float>) return x;
+    else return __float2bfloat16(x);
 }
 
 /// 16 bytes of X, one thread's load or store. Precondition: addresses are multiples of 16.
@@ -144,64 +139,50 @@ __device__ __forceinline__ void store_packed(X* to, const Packed<X>& p) {
     *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(&p);
 }
 
-/// Loads if `there`, else returns zeros; branch-free, so that several loads are in flight together. Streaming: for data that no
-/// kernel reads again soon, to be evicted from the caches first.
-template <class X>
+/// Data that a kernel reads again soon, or none does: the caches evict what is streaming first.
+enum class Reuse : bool { soon, streaming };
+
+/// A word of 8 or 16 bytes.
+template <Reuse REUSE, class Word>
+__device__ __forceinline__ Word load_word(const Word* from) {
+    if constexpr (REUSE == Reuse::streaming) return __ldcs(from);
+    else return *from;
+}
+template <Reuse REUSE, class Word>
+__device__ __forceinline__ void store_word(Word* to, const Word& word) {
+    if constexpr (REUSE == Reuse::streaming) __stcs(to, word);
+    else *to = word;
+}
+
+/// Loads if `there`, else returns zeros; branch-free, so that several loads are in flight together.
+template <Reuse REUSE = Reuse::soon, class X>
 __device__ __forceinline__ Packed<X> load_packed_if(bool there, const X* from) {
     int4 word{0, 0, 0, 0};
-    if (there) word = *reinterpret_cast<const int4*>(from);
-    Packed<X> p;
-    *reinterpret_cast<int4*>(&p) = word;
-    return p;
-}
-template <class X>
-__device__ __forceinline__ Packed<X> load_streaming_if(bool there, const X* from) {
-    int4 word{0, 0, 0, 0};
-    if (there) word = __ldcs(reinterpret_cast<const int4*>(from));
+    if (there) word = load_word<REUSE>(reinterpret_cast<const int4*>(from));
     Packed<X> p;
     *reinterpret_cast<int4*>(&p) = word;
     return p;
 }
 
 /// Precondition: N elements make 8 bytes or a multiple of 16; the address is a multiple of 8 or 16 accordingly. x = from[0 .. N).
-template <int N, class X>
+template <Reuse REUSE = Reuse::soon, int N, class X>
 __device__ __forceinline__ void read_numbers(float (&x)[N], const X* from) {
     using Word = std::conditional_t<N * sizeof(X) == 8, int2, int4>;
     constexpr int per_word = sizeof(Word) / sizeof(X);
     for (int n = 0; n < N; n += per_word) {
         alignas(16) X data[per_word];
-        *reinterpret_cast<Word*>(data) = *reinterpret_cast<const Word*>(from + n);
+        *reinterpret_cast<Word*>(data) = load_word<REUSE>(reinterpret_cast<const Word*>(from + n));
         for (int k = 0; k < per_word; k++) x[n + k] = to_float(data[k]);
     }
 }
-template <int N, class X>
+template <Reuse REUSE = Reuse::soon, int N, class X>
 __device__ __forceinline__ void write_numbers(X* to, const float (&x)[N]) {
     using Word = std::conditional_t<N * sizeof(X) == 8, int2, int4>;
     constexpr int per_word = sizeof(Word) / sizeof(X);
     for (int n = 0; n < N; n += per_word) {
         alignas(16) X data[per_word];
         for (int k = 0; k < per_word; k++) data[k] = from_float<X>(x[n + k]);
-        *reinterpret_cast<Word*>(to + n) = *reinterpret_cast<const Word*>(data);
-    }
-}
-
-/// The same for data that no kernel reads again soon, to be evicted from the caches first.
-template <int N, class X>
-__device__ __forceinline__ void read_streaming(float (&x)[N], const X* from) {
-    static_assert(N % Packed<X>::size == 0);
-    for (int n = 0; n < N; n += Packed<X>::size) {
-        Packed<X> p;
-        *reinterpret_cast<int4*>(&p) = __ldcs(reinterpret_cast<const int4*>(from + n));
-        for (int k = 0; k < p.size; k++) x[n + k] = p[k];
-    }
-}
-template <int N, class X>
-__device__ __forceinline__ void write_streaming(X* to, const float (&x)[N]) {
-    static_assert(N % Packed<X>::size == 0);
-    for (int n = 0; n < N; n += Packed<X>::size) {
-        Packed<X> p;
-        for (int k = 0; k < p.size; k++) p.set(k, x[n + k]);
-        __stcs(reinterpret_cast<int4*>(to + n), *reinterpret_cast<const int4*>(&p));
+        store_word<REUSE>(reinterpret_cast<Word*>(to + n), *reinterpret_cast<const Word*>(data));
     }
 }
 
@@ -241,7 +222,52 @@ __device__ __forceinline__ float block_max(float x, float* parts, int warps) {
     return x;
 }
 
+// ---- teams
+
+/// A GPU's team of threads (each_team() in device.h says what its members do): a block of WARPS warps.
+template <int WARPS>
+struct BlockTeam {
+    __device__ static int first() { return int(threadIdx.x); }
+    static constexpr int step() { return WARPS * WARP; }
+    __device__ static void sync() {
+        if constexpr (WARPS == 1) __syncwarp();
+        else __syncthreads();
+    }
+    __device__ static float sum(float x) {
+        if constexpr (WARPS == 1) return warp_sum(x);
+        else return block_sum(x, &dynamic_shared<float>(), WARPS);
+    }
+    __device__ static float max(float x) {
+        if constexpr (WARPS == 1) return warp_max(x);
+        else return block_max(x, &dynamic_shared<float>(), WARPS);
+    }
+    template <class X, class Y>
+    __device__ static float product(const X* x, const Y* y, int n) {
+        float sum = 0;
+        for (int d = 0; d < n; d++) sum += to_float(x[d]) * to_float(y[d]);
+        return sum;
+    }
+    template <class X, class Y>
+    __device__ static float joint_product(const X* x, const Y* y, int n) {
+        float part = 0;
+        for (int d = first(); d < n; d += step()) part += to_float(x[d]) * to_float(y[d]);
+        return sum(part);
+    }
+    /// Behind the memory of sum() and max().
+    __device__ static float* scratch() { return &dynamic_shared<float>() + WARP; }
+};
+
 inline size_t blocks_for(size_t work, size_t per_block) { return (work + per_block - 1) / per_block; }
+
+template <int WARPS, class Task>
+__global__ void __launch_bounds__(WARPS * WARP) each_team_kernel(const __grid_constant__ Task task) {
+    task(BlockTeam<WARPS>(), blockIdx.x);
+}
+template <int WARPS, class Task>
+void each_team(GPU device, size_t teams, const Task& task, size_t scratch = 0) {
+    const size_t shared = (WARP + scratch) * sizeof(float);
+    if (teams > 0) launch(device, each_team_kernel<WARPS, Task>, teams, WARPS * WARP, shared, task);
+}
 
 /// Exit::usage for sizes that 16-byte loads cannot handle.
 inline void require_multiple_of_8(const char* operation, const char* name, int size) {

@@ -1,7 +1,4 @@
 // A micro-step makes hundreds of launches, always the same ones: on a GPU they are recorded once as a CUDA graph and replayed.
-//     if (graphs.replays(device, batch, write)) continue;
-//     ... the launches ...
-//     graphs.end(device);
 #pragma once
 #include "model/device/device.h"
 
@@ -12,8 +9,6 @@ class StepGraphs;
 template <>
 class StepGraphs<CPU> {
 public:
-    bool replays(CPU, const void* /*batch*/, Write) { return false; }
-    void end(CPU) {}
     template <class Work>
     void run(CPU, const void* /*batch*/, Write, Work work) {
         work();
@@ -33,35 +28,29 @@ public:
             if (graph) cudaGraphExecDestroy(graph);
     }
 
-    /// Replays the launches of this key. False if there is no graph yet: the caller makes the launches, then calls end(), whatever
-    /// happens between. The first time they run directly, so that libraries can initialise; the second time they are recorded.
-    bool replays(GPU device, const void* batch, Write write) {
-        const auto [at, fresh] = graphs_.emplace(std::pair(batch, write), nullptr);
-        if (fresh) return false;
-        if (at->second) return check(cudaGraphLaunch(at->second, device.stream)), true;
-        check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
-        recorded_ = &at->second;
-        return false;
-    }
-    void end(GPU device) {
-        if (!recorded_) return;
-        cudaGraph_t graph;
-        check(cudaStreamEndCapture(device.stream, &graph));
-        check(cudaGraphInstantiate(recorded_, graph, 0));
-        check(cudaGraphDestroy(graph));
-        check(cudaGraphLaunch(*std::exchange(recorded_, nullptr), device.stream));
-    }
-
-    /// The same around launches in one function.
+    /// Makes the launches of work(). The first time of a key they run directly, so that libraries can initialise; the second time they are
+    /// recorded, and from then on replayed.
     template <class Work>
     void run(GPU device, const void* batch, Write write, Work work) {
-        if (replays(device, batch, write)) return;
-        work();
-        end(device);
+        const auto [at, fresh] = graphs_.emplace(std::pair(batch, write), nullptr);
+        if (fresh) return work();
+        if (!at->second) at->second = recorded(device, work);
+        check(cudaGraphLaunch(at->second, device.stream));
     }
 
 private:
+    template <class Work>
+    static cudaGraphExec_t recorded(GPU device, Work work) {
+        check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
+        work();
+        cudaGraph_t graph;
+        cudaGraphExec_t executable;
+        check(cudaStreamEndCapture(device.stream, &graph));
+        check(cudaGraphInstantiate(&executable, graph, 0));
+        check(cudaGraphDestroy(graph));
+        return executable;
+    }
+
     std::map<std::pair<const void*, Write>, cudaGraphExec_t> graphs_;
-    cudaGraphExec_t* recorded_ = nullptr;   // while launches are recorded
 };
 #endif

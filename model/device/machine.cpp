@@ -4,7 +4,6 @@
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <latch>
 #include <limits>
@@ -18,7 +17,6 @@
 #include <unistd.h>
 
 #include "model/base/error.h"
-#include "model/base/text.h"
 #include "model/device/blas.h"
 
 void disable_malloc_trim() {
@@ -113,14 +111,6 @@ static int startable_threads(int wanted) {
     return int(threads.size());
 }
 
-/// "OMP_THREAD_LIMIT=1": what keeps OpenMP's teams smaller than requested.
-static std::string team_limit(int wanted) {
-    if (omp_get_max_active_levels() == 0) return "OMP_MAX_ACTIVE_LEVELS=0";
-    if (omp_get_thread_limit() < wanted) return text("OMP_THREAD_LIMIT=%d", omp_get_thread_limit());
-    const char* const stack = std::getenv("OMP_STACKSIZE");
-    return stack ? text("OMP_STACKSIZE=%s, or the limit on processes", stack) : "limit on processes";
-}
-
 /// Processors on which OpenMP may run this process's threads. (sched_getaffinity() would give one: OMP_PROC_BIND pins each thread.)
 static int usable_processors() {
     int in_places = 0;
@@ -138,7 +128,8 @@ int use_threads(int wanted, int local_ranks) {
     const int others = 2;   // that a run may start later: the loader, and rank 0's signs of life
     const int threads = team_size(std::clamp(startable_threads(requested - 1 + others) + 1 - others, 1, requested));
     if (threads < requested)
-        std::fprintf(stderr, "note: OpenMP gives %d of %d threads (%s)\n", threads, requested, team_limit(requested).c_str());
+        std::fprintf(stderr, "note: OpenMP gives %d of %d threads (OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS, OMP_STACKSIZE, "
+                             "or the limit on processes)\n", threads, requested);
     const int with_room = use_blas_threads(threads);
     if (with_room == 0)
         fail(Exit::out_of_memory, "the limit on address space (ulimit -v) has no room for matrix products; raise it by 1 GiB");

@@ -7,17 +7,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 /// Pack<X>: a SIMD vector of 64 bytes, LANES<X> elements of type X.
 template <class X>
-struct PackOf;
-template <>
-struct PackOf<float> {
-    typedef float type __attribute__((vector_size(64)));
-};
-template <>
-struct PackOf<double> {
-    typedef double type __attribute__((vector_size(64)));
+struct PackOf {
+    typedef X type __attribute__((vector_size(64)));
 };
 template <class X>
 using Pack = typename PackOf<X>::type;
@@ -162,25 +157,14 @@ constexpr ReducedPrecision exp_of(ReducedPrecision x) { return exp_of(x.x); }
 constexpr ReducedPrecision log_of(ReducedPrecision x) { return log_of(x.x); }
 constexpr ReducedPrecision sigmoid(ReducedPrecision x) { return sigmoid(x.x); }
 
-/// The element type of N: X for X itself and for Pack<X>.
+/// The element type of N: X for X itself and for Pack<X>. (The functions are never called.)
 template <class N>
-struct ElementOf {
-    using type = N;
-};
-template <>
-struct ElementOf<Pack<float>> {
-    using type = float;
-};
-template <>
-struct ElementOf<Pack<double>> {
-    using type = double;
-};
-template <>
-struct ElementOf<ReducedPrecision> {
-    using type = float;
-};
+N element_of(const N&);
+float element_of(const Pack<float>&);
+double element_of(const Pack<double>&);
+float element_of(const ReducedPrecision&);
 template <class N>
-using Element = typename ElementOf<N>::type;
+using Element = decltype(element_of(std::declval<N>()));
 
 /// Number of lanes of N: LANES<X> for a pack, 1 for a scalar.
 template <class N>
@@ -275,7 +259,7 @@ constexpr ValueAndSlope<ReducedPrecision> gelu_and_slope(ReducedPrecision x) {
 
 /// <x, y> of x (n) and y (n), on the CPU.
 template <class X>
-X inner_product(const X* x, const X* y, int n) {
+inline X inner_product(const X* x, const X* y, int n) {
     X sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int d = 0; d < n; d++) sum += x[d] * y[d];

@@ -1,28 +1,16 @@
 // GPU memory: arenas, copies and conversions, as memory.h has them for the CPU.
 #pragma once
-#include "model/base/text.h"
 #include "model/device/memory.h"
 
 #ifdef WITH_GPU
 
-template <>
-class Arena<GPU> : public BumpAllocator {
-public:
-    Arena() : BumpAllocator(nullptr) {}
-    ~Arena() { cudaFree(block_); }
-    Arena(const Arena&) = delete;
-
-    /// Allocates the memory counted so far, uninitialised, and restarts at its beginning. Exit::out_of_memory if there is not
-    /// enough.
-    void allocate() {
-        if (peak_ && cudaMalloc(reinterpret_cast<void**>(&block_), peak_) != cudaSuccess) {
-            cudaGetLastError();   // clears the error
-            fail(Exit::out_of_memory, "the GPU cannot allocate ", human_bytes(double(peak_)),
-                 ": to train, lower --batch-size or --seq-len, or set --recompute 2; to generate, lower --tokens or --batch");
-        }
-        used_ = 0;
-    }
-};
+/// Uninitialised memory, or null.
+inline std::byte* new_block(GPU, size_t bytes, size_t /*alignment*/) {
+    std::byte* block = nullptr;
+    if (cudaMalloc(reinterpret_cast<void**>(&block), bytes) != cudaSuccess) cudaGetLastError();   // clears the error
+    return block;
+}
+inline void delete_block(GPU, std::byte* block) { cudaFree(block); }
 
 template <class Y>
 void to_device(GPU device, Y* to, const Y* from, size_t n) {
@@ -36,16 +24,6 @@ void to_host(GPU device, Y* to, const Y* from, size_t n) {
     check(cudaStreamSynchronize(device.stream));
 }
 
-template <class Y>
-__global__ void set_value_kernel(Y* to, Y value) {
-    if (threadIdx.x == 0) *to = value;
-}
-/// Ordered by the stream, without a wait.
-template <class Y>
-void set_value(GPU device, Y* to, Y value) {
-    launch(device, set_value_kernel<Y>, 1, WARP, 0, to, value);
-}
-
 template <class X, class W>
 __global__ void convert_kernel(X* to, const W* from, size_t n) {
     for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x)
@@ -55,19 +33,5 @@ template <class X, class W>
 void convert(GPU device, X* to, const W* from, size_t n) {
     if (n > 0) launch(device, convert_kernel<X, W>, std::min<size_t>(blocks_for(n, 256), 4096), 256, 0, to, from, n);
 }
-
-template <>
-class HostView<GPU> {
-public:
-    HostView(GPU device, float* x, size_t n) : device_(device), x_(x), copy_(n) {}
-    float* data() { return copy_.data(); }
-    void pull() { to_host(device_, copy_.data(), x_, copy_.size()); }
-    void push() { to_device(device_, x_, copy_.data(), copy_.size()); }
-
-private:
-    GPU device_;
-    float* x_;
-    std::vector<float> copy_;
-};
 
 #endif

@@ -5,11 +5,12 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/base/error.h"
+#include "model/base/text.h"
 #include "model/device/device.h"
 #include "model/device/machine.h"
 
@@ -36,12 +37,6 @@ void to_host(CPU, Y* to, const Y* from, size_t n) {
     std::copy(from, from + n, to);
 }
 
-/// *to = value, in device memory.
-template <class Y>
-void set_value(CPU, Y* to, Y value) {
-    *to = value;
-}
-
 /// to (n) = from (n), rounded to X if X is narrower.
 template <class X, class W>
 void convert(CPU, X* to, const W* from, size_t n) {
@@ -50,18 +45,18 @@ void convert(CPU, X* to, const W* from, size_t n) {
 
 /// Host access to n floats of device memory: itself on the CPU, a copy on a GPU. pull() reads the device, push() writes it.
 template <class Device>
-class HostView;
-
-template <>
-class HostView<CPU> {
+class HostView {
 public:
-    HostView(CPU, float* x, size_t) : x_(x) {}
-    float* data() { return x_; }
-    void pull() {}
-    void push() {}
+    HostView(Device device, float* x, size_t n) : device_(device), x_(x), copy_(ON_HOST ? 0 : n) {}
+    float* data() { return ON_HOST ? x_ : copy_.data(); }
+    void pull() { to_host(device_, copy_.data(), x_, copy_.size()); }
+    void push() { to_device(device_, x_, copy_.data(), copy_.size()); }
 
 private:
+    static constexpr bool ON_HOST = std::is_same_v<Device, CPU>;
+    Device device_;
     float* x_;
+    std::vector<float> copy_;
 };
 
 /// Hands out pieces of one block, or, without a block, only counts their bytes.
@@ -92,30 +87,29 @@ protected:
     size_t used_ = 0, peak_ = 0;
 };
 
+/// Zeroed memory, or null. Huge pages are requested before the first touch.
+inline std::byte* new_block(CPU, size_t bytes, size_t alignment) {
+    void* const block = std::aligned_alloc(alignment, bytes);
+    if (block) prefer_large_pages(block, bytes), std::memset(block, 0, bytes);
+    return static_cast<std::byte*>(block);
+}
+inline void delete_block(CPU, std::byte* block) { std::free(block); }
+
 /// A bump allocator that owns its block: count with take(), then allocate(), then take() the same pieces again.
 template <class Device>
-class Arena;
-
-template <>
-class Arena<CPU> : public BumpAllocator {
+class Arena : public BumpAllocator {
 public:
     Arena() : BumpAllocator(nullptr) {}
+    ~Arena() { delete_block(Device{}, block_); }
+    Arena(const Arena&) = delete;
 
-    /// Allocates the memory counted so far, zeroed, and restarts at its beginning. Exit::out_of_memory if there is not enough.
+    /// Allocates the memory counted so far, on the CPU zeroed, and restarts at its beginning. Exit::out_of_memory if there is not enough.
     void allocate() {
-        if (peak_) memory_.reset(static_cast<std::byte*>(std::aligned_alloc(ALIGNMENT, peak_)));
-        if (peak_ && !memory_)
-            fail(Exit::out_of_memory, "cannot allocate ", peak_,
-                 " bytes: to train, lower --batch-size or --seq-len, or set --recompute 2; to generate, lower --tokens or --batch");
-        prefer_large_pages(memory_.get(), peak_);   // before the first touch
-        if (peak_) std::memset(memory_.get(), 0, peak_);
-        block_ = memory_.get();
+        delete_block(Device{}, std::exchange(block_, nullptr));
+        if (peak_) block_ = new_block(Device{}, peak_, ALIGNMENT);
+        if (peak_ && !block_)
+            fail(Exit::out_of_memory, "cannot allocate ", human_bytes(double(peak_)), " on device ", Device::name,
+                 ": to train, lower --batch-size or --seq-len, or set --recompute 2; to generate, lower --tokens or --batch");
         used_ = 0;
     }
-
-private:
-    struct Free {
-        void operator()(std::byte* block) const { std::free(block); }
-    };
-    std::unique_ptr<std::byte, Free> memory_;
 };

@@ -16,36 +16,6 @@
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
 
-/// Memory for the layers' forward() in a step, besides their output. All layers share it.
-template <class Device, class X>
-class RowsMemory {
-public:
-    void take(BumpAllocator& memory, const GPT<Device, X>& gpt, int rows) {
-        const Config& c = gpt.net.config;
-        const size_t used = memory.used();
-        states_.assign(c.L, {});
-        for (int l = 0; l < c.L; l++) {
-            memory.rewind(used);
-            const LayerFacts& facts = gpt.net.layers[l].attention->facts;
-            LayerState<X>& state = states_[l];
-            state.score_inputs = take_score_inputs<X>(memory, facts.features, facts.gated, rows, 1, c.NH, 1);
-            if (facts.has_auxiliary_loss) state.score_inputs.auxiliary = memory.take<Wide<X>>(size_t(rows) * c.NH);
-            state.kept = memory.take<std::byte>(gpt.attention(l).kept_bytes({rows, 1, c.C, c.NH, c.NKV, c.HS}));
-        }
-    }
-
-    /// The state for layer l, with the model's outputs.
-    LayerState<X> state(const GPT<Device, X>& gpt, int l) const {
-        LayerState<X> state = states_[l];
-        const LayerState<X>& of_model = gpt.layers[l].attention;
-        state.out = of_model.out, state.gated_out = of_model.gated_out, state.lse = of_model.lse;
-        return state;
-    }
-
-private:
-    std::vector<LayerState<X>> states_;
-};
-
 /// An inference-only mechanism (attention/inference/) in place of the layers' own attention: mechanisms.cuh.
 template <class Device, class X>
 struct InferenceMechanism {
@@ -70,7 +40,7 @@ struct InferenceMechanism {
 template <class Device, class X>
 class Decoder {
 public:
-    /// Precondition: places <= gpt.T, since a row of each is computed at once. allocate() comes next.
+    /// Precondition: places <= gpt.T, since a row of each is computed at once. allocate() comes next, once the model has its memory.
     Decoder(Device device, GPT<Device, X>& gpt, int places = 1, std::unique_ptr<InferenceMechanism<Device, X>> mechanism = nullptr)
         : device_(device), gpt_(gpt), feed_(1, gpt.T, gpt.net.config.V), places_(places), mechanism_(std::move(mechanism)),
           caches_(make_caches()), logits_(size_t(places) * vocabulary()) {
@@ -139,8 +109,24 @@ private:
 
     void lay_out() {
         tokens_ = memory_.template take<int32_t>(4 * size_t(places_));
-        if (!caches_.empty()) rows_.take(memory_, gpt_, places_);
         if (mechanism_) mechanism_->lay_out(memory_);
+        const size_t used = memory_.used();
+        rows_.clear();
+        for (size_t l = 0; l < caches_.size(); l++) {
+            memory_.rewind(used);   // all layers share the memory
+            rows_.push_back(take_row_state(int(l)));
+        }
+    }
+
+    /// The state of layer l in a step: the model's outputs, and memory for what else its forward() keeps.
+    LayerState<X> take_row_state(int l) {
+        const Config& c = gpt_.net.config;
+        const LayerFacts& facts = gpt_.net.layers[l].attention->facts;
+        LayerState<X> state = gpt_.layers[l].attention;
+        state.score_inputs = take_score_inputs<X>(memory_, facts.features, facts.gated, places_, 1, c.NH, 1);
+        if (facts.has_auxiliary_loss) state.score_inputs.auxiliary = memory_.template take<Wide<X>>(size_t(places_) * c.NH);
+        state.kept = memory_.template take<std::byte>(gpt_.attention(l).kept_bytes({places_, 1, c.C, c.NH, c.NKV, c.HS}));
+        return state;
     }
 
     /// Logits (rows, V) in host memory, valid until the next pass.
@@ -185,8 +171,7 @@ private:
         graphs_[rows].run(device_, tokens_, Write::overwrite, [&] {
             const DecodeRows where{tokens_ + places_, tokens_ + 2 * places_};
             const auto attend = [&](int l) {
-                LayerState<X> state = rows_.state(gpt_, l);
-                caches_[l]->decode(device_, where, attention_inputs(gpt_, l, rows, 1), gpt_.weights, state);
+                caches_[l]->decode(device_, where, attention_inputs(gpt_, l, rows, 1), gpt_.weights, rows_[l]);
                 return rows;
             };
             const AttentionOverride these{tokens_ + 3 * places_, attend};
@@ -204,7 +189,7 @@ private:
     Caches caches_;
     Arena<Device> memory_;
     int32_t* tokens_;                // (4, places) of a step's rows: token, place, position, and AttentionOverride::origin
-    RowsMemory<Device, X> rows_;
+    std::vector<LayerState<X>> rows_;   // of each layer
     std::map<int, StepGraphs<Device>> graphs_;   // by the number of rows
     std::vector<X> on_host_;         // (rows, V), a GPU's logits of the last pass
     std::vector<Wide<X>> logits_;    // (places, V)

@@ -226,7 +226,7 @@ static void run(const Options& o) {
     if (o.prompts.empty()) output = std::make_unique<StreamedText>(shows, o.prompt);
     else output = std::make_unique<TextLines>(o.dry_run ? "" : o.out, prompts, shows, o.tokens);
     std::optional<JsonLines> log;
-    if (!o.log.empty() && !o.dry_run) log = JsonLines::whole(o.log);
+    if (!o.log.empty() && !o.dry_run) log.emplace().open_whole(o.log);
     try {
         write(variants, o, {o.checkpoint, config, prompts, o.inference.how, sampling_of(o, held), o.tokens, o.batch,
                             ends_of_text(o, config, held, tokenizer.get()), o.dry_run, *output,

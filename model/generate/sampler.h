@@ -6,6 +6,8 @@
 #include <numeric>
 #include <vector>
 
+#include "model/base/splitmix64.h"
+
 struct Sampling {
     double temperature = 1;   // 0: the likeliest token
     int top_k = 0;            // 0: all tokens
@@ -15,10 +17,7 @@ struct Sampling {
 
 /// A uniform variate in [0, 1) that depends only on (seed, index).
 inline double uniform(uint64_t seed, uint64_t index) {
-    uint64_t z = seed * 0x9e3779b97f4a7c15ull + (index + 1) * 0xbf58476d1ce4e5b9ull;   // splitmix64's finaliser
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return double((z ^ (z >> 31)) >> 11) / double(1ull << 53);
+    return splitmix64::uniform(splitmix64::mix(seed * splitmix64::INCREMENT + (index + 1) * 0xbf58476d1ce4e5b9ull));
 }
 
 inline constexpr int32_t NO_TOKEN = -1;

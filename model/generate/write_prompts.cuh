@@ -13,8 +13,8 @@
 #include "model/generate/output.h"
 #include "model/generate/prompts.h"
 #include "model/generate/write_texts.h"
-#include "model/generate/writing_log.h"
 #include "model/run/machine.cuh"
+#include "model/run/report.h"
 #include "model/run/summary.h"
 
 struct WritingJob {
@@ -45,6 +45,25 @@ inline void print_times(const WritingTimes& times, size_t kept_bytes) {
     line += kept_bytes ? "KV cache: " + human_bytes(double(kept_bytes))
                        : "no KV cache: each token took a pass over the whole text";
     std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+/// Writes the measurements as the only record of --log and finishes the file. `where`: device, machine and weights. `kept_bytes`: bytes
+/// of the KV cache; 0 without one. Exit::data if the file cannot be written.
+inline void log_writing(JsonLines& log, const std::vector<JsonLines::Field>& where, const WritingTimes& times, size_t kept_bytes,
+                        const InferenceCount& read) {
+    std::vector<JsonLines::Field> fields = {{"event", "writing"},
+                                            {"texts", int64_t(times.texts)},
+                                            {"prompt_tokens", int64_t(times.prompt_tokens)},
+                                            {"reading_seconds", times.reading},
+                                            {"later_tokens", int64_t(times.later_tokens())},
+                                            {"writing_seconds", times.writing},
+                                            {"cache_bytes", int64_t(kept_bytes)}};
+    append(fields, of_program());
+    append(fields, where);
+    if (read.psa.rows > 0 || read.adaspa.heads > 0)
+        append(fields, {{"pairs_read", read.pairs_read()}, {"mass_kept", read.mass_kept()}});
+    log.write(fields);
+    log.finish();
 }
 
 /// Positions for the longest prompt and its new tokens, at most the model's.

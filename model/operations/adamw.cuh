@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "model/base/splitmix64.h"
 #include "model/device/device.h"
 #include "model/tensors.h"
 
@@ -159,9 +160,7 @@ struct Identity {
 struct Squared {
     __device__ double operator()(double x) const { return x * x; }
 };
-}   // namespace totals
 
-namespace totals {
 /// This thread's part of the sum of term(x) (n).
 template <class Term>
 __device__ __forceinline__ double thread_total(const float* x, size_t n, Term term) {
@@ -171,7 +170,7 @@ __device__ __forceinline__ double thread_total(const float* x, size_t n, Term te
     double sum = 0;
     for (size_t i = (size_t(blockIdx.x) * totals::THREADS + threadIdx.x) * N; i < whole; i += step) {
         float numbers[N];
-        if (aligned) read_streaming(numbers, x + i);
+        if (aligned) read_numbers<Reuse::streaming>(numbers, x + i);
         else
             for (int k = 0; k < N; k++) numbers[k] = x[i + k];
         for (int k = 0; k < N; k++) sum += term(numbers[k]);
@@ -259,14 +258,6 @@ struct Factors {
     uint64_t key;   // key of this step's random numbers
 };
 
-/// The finaliser of splitmix64: every input bit affects every output bit.
-constexpr uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-inline constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;   // splitmix64's increment
-
 inline Factors factors(const AdamW& o, int64_t step) {
     return {float(o.beta1),
             float(1 - o.beta1),
@@ -278,12 +269,12 @@ inline Factors factors(const AdamW& o, int64_t step) {
             float(1 - o.lr * o.weight_decay),
             o.grad_clip,
             o.stochastic_rounding,
-            mix(mix(o.seed) + uint64_t(step) * GOLDEN)};
+            splitmix64::element(splitmix64::mix(o.seed), uint64_t(step - 1))};
 }
 
 /// 16 random bits for weight i, the same on any rank. Four neighbours share one element of the splitmix64 sequence.
 __device__ __forceinline__ unsigned random_bits(uint64_t key, size_t i) {
-    return unsigned(mix(key + (i / 4 + 1) * GOLDEN) >> (i % 4 * 16)) & 0xffffu;
+    return unsigned(splitmix64::element(key, i / 4) >> (i % 4 * 16)) & 0xffffu;
 }
 
 /// Stochastic rounding to bf16 with expected value x: the 16 bits that bf16 drops, as a fraction, are the probability of rounding away
@@ -297,9 +288,9 @@ struct Shared {
 };
 
 /// 16 bytes of float32, or one element.
-__device__ __forceinline__ void read(float (&x)[4], const float* from) { read_streaming(x, from); }
+__device__ __forceinline__ void read(float (&x)[4], const float* from) { read_numbers<Reuse::streaming>(x, from); }
 __device__ __forceinline__ void read(float (&x)[1], const float* from) { x[0] = *from; }
-__device__ __forceinline__ void write(float* to, const float (&x)[4]) { write_streaming(to, x); }
+__device__ __forceinline__ void write(float* to, const float (&x)[4]) { write_numbers<Reuse::streaming>(to, x); }
 template <class X, int N>
 __device__ __forceinline__ void write(X* to, const float (&x)[N]) {
     if constexpr (N == 1) *to = from_float<X>(x[0]);

@@ -24,32 +24,17 @@ struct Piece {
     size_t size() const { return end - begin; }
 };
 
-/// Sums over pieces of arrays with the same layout.
-template <class Device>
-class Checksums;
-
-template <>
-class Checksums<CPU> {
-public:
-    Checksums(CPU, std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
-
-    /// The sum of each piece of x.
-    template <class X>
-    std::vector<uint64_t> of(CPU, const X* x) const {
-        std::vector<uint64_t> sums(pieces_.size());
-        #pragma omp parallel for schedule(dynamic)
-        for (size_t p = 0; p < pieces_.size(); p++) {
-            const auto [begin, end, number] = pieces_[p];
-            uint64_t sum = 0;
-            for (size_t i = begin; i < end; i++) sum += checksum_term(x[i], number + (i - begin));
-            sums[p] = sum;
-        }
-        return sums;
+/// sums[p] = the sum of piece p of x; pieces (count).
+template <class X>
+void checksum(CPU, uint64_t* sums, const X* x, const Piece* pieces, size_t count) {
+    #pragma omp parallel for schedule(dynamic)
+    for (size_t p = 0; p < count; p++) {
+        const auto [begin, end, number] = pieces[p];
+        uint64_t sum = 0;
+        for (size_t i = begin; i < end; i++) sum += checksum_term(x[i], number + (i - begin));
+        sums[p] = sum;
     }
-
-private:
-    std::vector<Piece> pieces_;
-};
+}
 
 #ifdef WITH_GPU
 inline constexpr int CHECKSUM_THREADS = 256;
@@ -72,12 +57,19 @@ __global__ void __launch_bounds__(CHECKSUM_THREADS) checksum_kernel(uint64_t* su
     sums[blockIdx.x] = sum;
 }
 
-template <>
-class Checksums<GPU> {
+template <class X>
+void checksum(GPU device, uint64_t* sums, const X* x, const Piece* pieces, size_t count) {
+    launch(device, checksum_kernel<X>, Grid(count), CHECKSUM_THREADS, CHECKSUM_THREADS * sizeof(uint64_t), sums, x, pieces);
+}
+#endif
+
+/// Sums over pieces of arrays with the same layout.
+template <class Device>
+class Checksums {
 public:
-    Checksums(GPU device, const std::vector<Piece>& pieces) : count_(pieces.size()) {
+    Checksums(Device device, const std::vector<Piece>& pieces) : count_(pieces.size()) {
         for (int pass = 0; pass < 2; pass++) {   // the first pass computes the size
-            pieces_ = memory_.take<Piece>(count_), sums_ = memory_.take<uint64_t>(count_);
+            pieces_ = memory_.template take<Piece>(count_), sums_ = memory_.template take<uint64_t>(count_);
             if (pass == 0) memory_.allocate();
         }
         to_device(device, pieces_, pieces.data(), count_);
@@ -85,19 +77,17 @@ public:
 
     /// The sum of each piece of x. Blocks on the device.
     template <class X>
-    std::vector<uint64_t> of(GPU device, const X* x) const {
+    std::vector<uint64_t> of(Device device, const X* x) const {
         std::vector<uint64_t> sums(count_);
         if (count_ == 0) return sums;
-        launch(device, checksum_kernel<X>, Grid(unsigned(count_)), CHECKSUM_THREADS, CHECKSUM_THREADS * sizeof(uint64_t), sums_, x,
-               pieces_);
+        checksum(device, sums_, x, pieces_, count_);
         to_host(device, sums.data(), sums_, count_);
         return sums;
     }
 
 private:
     size_t count_;
-    Arena<GPU> memory_;
+    Arena<Device> memory_;
     Piece* pieces_ = nullptr;
     uint64_t* sums_ = nullptr;
 };
-#endif

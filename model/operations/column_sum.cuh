@@ -10,9 +10,6 @@
 inline constexpr int SUM_WARPS = 8;          // per block; they share its rows
 inline constexpr size_t SUM_CHUNK = 256;     // rows per block: the first stage leaves one partial sum per chunk and column
 
-/// Workspace of column_sum() for a (rows, columns) matrix, in bytes.
-inline size_t column_sum_workspace(size_t rows, size_t columns) { return blocks_for(rows, SUM_CHUNK) * columns * sizeof(float); }
-
 // The second stage adds few values and is bound by memory latency, hence many blocks whose threads issue all their loads at once.
 namespace second_stage {
 inline constexpr int COLUMNS = 8;             // per block: 32 bytes of each row, one memory sector
@@ -104,7 +101,7 @@ __global__ void column_sum_kernel(float* partials, const X* matrix, size_t rows,
     }
 }
 
-/// Preconditions: columns a multiple of 8 (16-byte loads; Exit::usage), column_sum_workspace() bytes in device.workspace
+/// Preconditions: columns a multiple of 8 (16-byte loads; Exit::usage), room for the partial sums in device.workspace
 /// (Exit::out_of_memory). out (columns) = or += the sums over the rows of matrix (rows, columns).
 template <class X>
 void column_sum(GPU device, float* out, const X* matrix, size_t rows, size_t columns, Write write) {

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(softmax::THREADS)
             float d[N];
             for (int n = 0; n < N; n++) d[n] = factor * __expf(z[b][n] - largest) - (v + n == target ? dloss : 0.0f);
             for (int n = 0; n < N && target < 0; n++) d[n] = 0;
-            write_streaming(row + v, d);
+            write_numbers<Reuse::streaming>(row + v, d);
         }
     }
 }

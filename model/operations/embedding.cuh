@@ -88,7 +88,7 @@ __device__ __forceinline__ void add_run(float (&sum)[Packed<X>::size], const X* 
     for (int k = 0; k < IN_FLIGHT; k++) rows[k] = by.rows[min(run.begin + k, last)];
     for (int first = run.begin; first <= last; first += IN_FLIGHT) {   // past the end, the last row is read again and not added
         float d[IN_FLIGHT][N];
-        for (int k = 0; k < IN_FLIGHT; k++) read_streaming(d[k], dout + size_t(rows[k]) * C + c);
+        for (int k = 0; k < IN_FLIGHT; k++) read_numbers<Reuse::streaming>(d[k], dout + size_t(rows[k]) * C + c);
         for (int k = 0; k < IN_FLIGHT; k++) rows[k] = by.rows[min(first + IN_FLIGHT + k, last)];
         for (int k = 0; k < IN_FLIGHT; k++)
             for (int n = 0; n < N; n++) sum[n] = first + k <= last ? sum[n] + d[k][n] : sum[n];

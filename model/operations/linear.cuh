@@ -9,7 +9,6 @@
 #include "model/device/blas.h"
 #include "model/device/device.h"
 #include "model/operations/matrix.h"
-#include "model/operations/row_products.h"
 #ifdef WITH_GPU
 #include "model/operations/column_sum.cuh"
 #include "model/operations/matmul.cuh"
@@ -46,14 +45,17 @@ void multiply_widened(X* out, const X* inp, const StoredBf16* weight, int rows, 
     }
 }
 
-/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null. With up to FEW_ROWS rows, each row has the same bits as
-/// alone (except from bf16 in a model of doubles).
+/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null. In float, each of up to FEW_ROWS rows has the same bits as
+/// alone.
 template <class X>
 void linear_forward(CPU, X* out, const X* inp, std::type_identity_t<Matrix<X>> weight, const X* bias, int rows, int IN, int OUT) {
-    if (weight.bf16 && (rows > FEW_ROWS || !std::is_same_v<X, float>)) multiply_widened(out, inp, weight.bf16, rows, IN, OUT);
-    else if (rows > FEW_ROWS) multiply_rows(Transpose::yes, out, inp, weight.data, X(0), rows, IN, OUT);
-    else if (!weight.bf16) multiply_few_rows(out, inp, weight.data, rows, IN, OUT);
-    else if constexpr (std::is_same_v<X, float>) multiply_few_rows(out, inp, weight.bf16, rows, IN, OUT);
+    const bool few = std::is_same_v<X, float> && rows <= FEW_ROWS;
+    if constexpr (std::is_same_v<X, float>) {
+        if (few && weight.bf16) multiply_few_rows(out, inp, weight.bf16, rows, IN, OUT);
+        else if (few) multiply_few_rows(out, inp, weight.data, rows, IN, OUT);
+    }
+    if (!few && weight.bf16) multiply_widened(out, inp, weight.bf16, rows, IN, OUT);
+    else if (!few) multiply_rows(Transpose::yes, out, inp, weight.data, X(0), rows, IN, OUT);
     if (!bias) return;
 #pragma omp parallel for
     for (int row = 0; row < rows; row++)

@@ -14,20 +14,17 @@
 #include <compare>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <type_traits>
 
+#include "model/base/text.h"
 #include "model/device/blas.h"
 #include "model/device/device.h"
 
-/// Bytes of workspace per multiprocessor, shared by all products in turn. A product with few tiles and long sums, such as a weight
-/// gradient, splits its sums over the multiprocessors (split-K) and leaves float32 tiles there to be added up: one of 128 x 256
-/// takes 128 KiB, so there is room for eight from each. 132 MiB on an H200, where cuBLAS itself takes 32.
-inline constexpr size_t MATMUL_WORKSPACE = size_t(1) << 20;
-
-/// The workspace of a GPU with this many multiprocessors, in bytes.
-constexpr size_t matmul_workspace(int multiprocessors) { return MATMUL_WORKSPACE * size_t(multiprocessors); }
+/// Bytes of workspace on a GPU with this many multiprocessors, shared by all products in turn. A product with few tiles and long sums,
+/// such as a weight gradient, splits its sums over the multiprocessors (split-K) and leaves float32 tiles there to be added up: one of
+/// 128 x 256 takes 128 KiB, so there is room for eight from each. 132 MiB on an H200, where cuBLAS itself takes 32.
+constexpr size_t matmul_workspace(int multiprocessors) { return size_t(multiprocessors) << 20; }
 
 /// Every address is a multiple of 16 bytes, as the fast kernels' copies require. The library's default assumption is 256.
 inline constexpr uint32_t MATMUL_ALIGNMENT = 16;
@@ -48,10 +45,7 @@ inline constexpr cudaDataType_t matmul_type = std::is_same_v<X, bf16> ? CUDA_R_1
 /// "(64, 768) x (768, 2304)^T, bf16 to float32, with bias": the matrices as stored; for messages.
 inline std::string describe(const Product& p) {
     auto stored = [](int rows, int columns, Transpose t) {
-        std::ostringstream text;
-        if (t == Transpose::yes) text << "(" << columns << ", " << rows << ")^T";
-        else text << "(" << rows << ", " << columns << ")";
-        return text.str();
+        return t == Transpose::yes ? text("(%d, %d)^T", columns, rows) : text("(%d, %d)", rows, columns);
     };
     auto type = [](cudaDataType_t t) { return std::string(t == CUDA_R_16BF ? "bf16" : "float32"); };
     return stored(p.M, p.K, p.ta) + " x " + stored(p.K, p.N, p.tb) + ", " + type(p.inputs) + " to " + type(p.output) +
@@ -65,61 +59,28 @@ inline void check(cublasStatus_t status, const std::string& what) {
     fail(code, "cuBLASLt reports ", cublasLtGetStatusName(status), " for ", what);
 }
 
-template <auto destroy>
-struct DestroyWith {
-    template <class T>
-    void operator()(T* object) const {
-        destroy(object);
-    }
-};
-
 /// cuBLASLt's layout of a stored row-major (rows, columns) matrix.
-class MatmulLayout {
-public:
-    MatmulLayout(cudaDataType_t type, int rows, int columns, const std::string& what) {
-        cublasLtMatrixLayout_t made = nullptr;
-        check(cublasLtMatrixLayoutCreate(&made, type, uint64_t(columns), uint64_t(rows), int64_t(columns)), what);
-        layout_.reset(made);
-    }
-    operator cublasLtMatrixLayout_t() const { return layout_.get(); }
-
-private:
-    std::unique_ptr<cublasLtMatrixLayoutOpaque_t, DestroyWith<cublasLtMatrixLayoutDestroy>> layout_;
-};
-
-/// GPU memory for one product at a time.
-struct MatmulWorkspace {
-    void* data = nullptr;
-    size_t bytes = 0;
-};
+using MatmulLayout = std::shared_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>>;
+inline MatmulLayout matmul_layout(cudaDataType_t type, int rows, int columns, const std::string& what) {
+    cublasLtMatrixLayout_t made = nullptr;
+    check(cublasLtMatrixLayoutCreate(&made, type, uint64_t(columns), uint64_t(rows), int64_t(columns)), what);
+    return {made, cublasLtMatrixLayoutDestroy};
+}
 
 /// The state of one kind of product that does not change between calls.
 class MatmulPlan {
 public:
     /// `workspace` is the number of bytes that the algorithm may use. Exit::rank if the library has no algorithm for the product.
-    MatmulPlan(cublasLtHandle_t handle, const Product& p, size_t workspace) : MatmulPlan(handle, p, workspace, describe(p)) {}
-
-    /// Precondition: matrices of the product's types. `bias` is read only if the product has one, `added` and `scale` only if it adds.
-    void run(const MatmulWorkspace& workspace, cudaStream_t stream, void* c, const void* a, const void* b, const void* bias,
-             const void* added, float alpha, float scale) {
-        const float beta = product_.write == Write::add ? scale : 0;
-        if (bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);   // a store on the host
-        const void* const from = added ? added : c;   // not read if beta is 0
-        const cublasStatus_t status = cublasLtMatmul(handle_, operation_.get(), &alpha, b, b_, a, a_, &beta, from, c_, c, c_,
-                                                     &algorithm_, workspace.data, workspace.bytes, stream);
-        if (status != CUBLAS_STATUS_SUCCESS) check(status, describe(product_));
-    }
-
-private:
-    MatmulPlan(cublasLtHandle_t handle, const Product& p, size_t workspace, const std::string& what)
+    MatmulPlan(cublasLtHandle_t handle, const Product& p, size_t workspace)
         : handle_(handle),
           product_(p),
-          a_(p.inputs, p.ta == Transpose::yes ? p.K : p.M, p.ta == Transpose::yes ? p.M : p.K, what),
-          b_(p.inputs, p.tb == Transpose::yes ? p.N : p.K, p.tb == Transpose::yes ? p.K : p.N, what),
-          c_(p.output, p.M, p.N, what) {
+          what_(describe(p)),
+          a_(matmul_layout(p.inputs, p.ta == Transpose::yes ? p.K : p.M, p.ta == Transpose::yes ? p.M : p.K, what_)),
+          b_(matmul_layout(p.inputs, p.tb == Transpose::yes ? p.N : p.K, p.tb == Transpose::yes ? p.K : p.N, what_)),
+          c_(matmul_layout(p.output, p.M, p.N, what_)) {
         cublasLtMatmulDesc_t made = nullptr;
-        check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), what);   // not TF32: float32 serves as the reference
-        operation_.reset(made);
+        check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), what_);   // not TF32: float32 serves as the reference
+        operation_ = {made, cublasLtMatmulDescDestroy};
         set(CUBLASLT_MATMUL_DESC_TRANSA, p.tb == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.ta == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N);
         if (p.bias) {
@@ -127,48 +88,57 @@ private:
             // The heuristic does not read the bias, but takes its alignment from this address.
             set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(uintptr_t(MATMUL_ALIGNMENT)));
         }
-        algorithm_ = first_proposal(workspace, what);
+        algorithm_ = first_proposal(workspace);
     }
 
+    /// Precondition: matrices of the product's types. `bias` is read only if the product has one, `added` and `scale` only if it adds.
+    void run(const Workspace& workspace, cudaStream_t stream, void* c, const void* a, const void* b, const void* bias,
+             const void* added, float alpha, float scale) {
+        const float beta = product_.write == Write::add ? scale : 0;
+        if (bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);   // a store on the host
+        const void* const from = added ? added : c;   // not read if beta is 0
+        check(cublasLtMatmul(handle_, operation_.get(), &alpha, b, b_.get(), a, a_.get(), &beta, from, c_.get(), c, c_.get(), &algorithm_,
+                             workspace.data, workspace.bytes, stream), what_);
+    }
+
+private:
     template <class Value>
     void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
-        const cublasStatus_t status = cublasLtMatmulDescSetAttribute(operation_.get(), attribute, &value, sizeof value);
-        if (status != CUBLAS_STATUS_SUCCESS) check(status, describe(product_));
+        check(cublasLtMatmulDescSetAttribute(operation_.get(), attribute, &value, sizeof value), what_);
     }
 
     /// The library's best guess.
-    cublasLtMatmulAlgo_t first_proposal(size_t workspace, const std::string& what) const;
+    cublasLtMatmulAlgo_t first_proposal(size_t workspace) const {
+        cublasLtMatmulPreference_t made = nullptr;
+        check(cublasLtMatmulPreferenceCreate(&made), what_);
+        const std::shared_ptr<void> preference(made, cublasLtMatmulPreferenceDestroy);
+        auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+            check(cublasLtMatmulPreferenceSetAttribute(made, attribute, &value, sizeof value), what_);
+        };
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace));
+        // Split-K sums are added up in float32 in a second step: no intermediate rounding to bf16, fixed order.
+        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+        for (auto matrix : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+            prefer(matrix, MATMUL_ALIGNMENT);
+
+        cublasLtMatmulHeuristicResult_t proposal{};
+        int found = 0;
+        const cublasStatus_t status =
+            cublasLtMatmulAlgoGetHeuristic(handle_, operation_.get(), b_.get(), a_.get(), c_.get(), c_.get(), made, 1, &proposal, &found);
+        if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, what_);
+        if (found == 0 || proposal.state != CUBLAS_STATUS_SUCCESS)
+            fail(Exit::rank, "cuBLASLt has no algorithm on this GPU for the product ", what_);
+        return proposal.algo;
+    }
 
     cublasLtHandle_t handle_;
     Product product_;
-    std::unique_ptr<cublasLtMatmulDescOpaque_t, DestroyWith<cublasLtMatmulDescDestroy>> operation_;
+    std::string what_;
+    std::shared_ptr<std::remove_pointer_t<cublasLtMatmulDesc_t>> operation_;
     MatmulLayout a_, b_, c_;
     cublasLtMatmulAlgo_t algorithm_{};
 };
-
-inline cublasLtMatmulAlgo_t MatmulPlan::first_proposal(size_t workspace, const std::string& what) const {
-    cublasLtMatmulPreference_t made = nullptr;
-    check(cublasLtMatmulPreferenceCreate(&made), what);
-    const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, DestroyWith<cublasLtMatmulPreferenceDestroy>> preference(made);
-    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-        check(cublasLtMatmulPreferenceSetAttribute(made, attribute, &value, sizeof value), what);
-    };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace));
-    // Split-K sums are added up in float32 in a second step: no intermediate rounding to bf16, fixed order.
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    for (auto matrix : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        prefer(matrix, MATMUL_ALIGNMENT);
-
-    cublasLtMatmulHeuristicResult_t proposal{};
-    int found = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle_, operation_.get(), b_, a_, c_, c_, made, 1, &proposal, &found);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, what);
-    if (found == 0 || proposal.state != CUBLAS_STATUS_SUCCESS)
-        fail(Exit::rank, "cuBLASLt has no algorithm on this GPU for the product ", what);
-    return proposal.algo;
-}
 
 /// This process's cuBLASLt handle, workspace and plans. For one thread and one stream, as all products share the workspace.
 class Matmuls {
@@ -185,7 +155,7 @@ public:
     }
 
     size_t plans_made() const { return plans_.size(); }
-    const MatmulWorkspace& workspace() const { return workspace_; }
+    const Workspace& workspace() const { return workspace_; }
 
 private:
     Matmuls() {
@@ -194,15 +164,12 @@ private:
         check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, number));
         check(cublasLtCreate(&handle_), "its handle");
         workspace_.bytes = matmul_workspace(multiprocessors);
-        check(cudaMalloc(&workspace_.data, workspace_.bytes));
+        check(cudaMalloc(reinterpret_cast<void**>(&workspace_.data), workspace_.bytes));
     }
     cublasLtHandle_t handle_ = nullptr;
-    MatmulWorkspace workspace_;
+    Workspace workspace_;
     std::map<Product, MatmulPlan> plans_;
 };
-
-/// Creates handle and workspace on the current GPU now rather than at the first product.
-inline void matmul_setup() { Matmuls::of_process(); }
 
 /// Precondition: every address is a multiple of MATMUL_ALIGNMENT bytes (Exit::rank); for speed, rows should be too (sizes multiples
 /// of 8). c (M, N) = beta added + alpha op(a) op(b) + bias, row-major and packed: op(a) is (M, K), op(b) is (K, N); bias (N) and

@@ -24,6 +24,7 @@
 namespace muon {
 inline constexpr double MOMENTUM = 0.95, EPS = 1e-7;
 inline constexpr int ITERATIONS = 5;
+inline constexpr int THREADS = 256;   // per block of a GPU
 inline constexpr float A = 3.4445f, B = -4.7750f, C = 2.0315f;   // of the quintic polynomial
 
 /// The factor of the learning rate for a matrix of this shape.
@@ -50,22 +51,14 @@ struct Muon {
 // ---------------------------------------------------------------------------------------------------------------------- CPU
 
 namespace muon {
-/// c (M, N) = beta added + alpha op(a) op(b), all packed; added (M, N) may be null.
+/// c (M, N) = beta added + alpha op(a) op(b), all packed; added (M, N) may be null; no bias. As matmul() on a GPU.
 template <class X>
-void product(CPU, X* c, Transpose ta, const X* a, Transpose tb, const X* b, const X* added, int M, int N, int K, float alpha = 1,
-             float beta = 0) {
+void matmul(CPU, X* c, Transpose ta, const X* a, Transpose tb, const X* b, const X* /*bias*/, const X* added, int M, int N, int K,
+            float alpha = 1, float beta = 1) {
     if (added) std::copy(added, added + size_t(M) * N, c);
     const size_t row_of_a = size_t(ta == Transpose::yes ? M : K), row_of_b = size_t(tb == Transpose::yes ? K : N);
-    gemm(ta, tb, M, N, K, X(alpha), a, row_of_a, b, row_of_b, X(beta), c, size_t(N));
+    gemm(ta, tb, M, N, K, X(alpha), a, row_of_a, b, row_of_b, X(added ? beta : 0), c, size_t(N));
 }
-
-#ifdef WITH_GPU
-template <class X>
-void product(GPU device, X* c, Transpose ta, const X* a, Transpose tb, const X* b, const X* added, int M, int N, int K,
-             float alpha = 1, float beta = 0) {
-    matmul(device, c, ta, a, tb, b, static_cast<const X*>(nullptr), added, M, N, K, alpha, beta);
-}
-#endif
 
 /// w.x = u (n) / max(|u|, EPS)
 template <class X>
@@ -105,9 +98,9 @@ const X* orthogonalise(Device device, const Workspace<X>& w, int OUT, int IN) {
     const X* const nothing = nullptr;
     X *x = w.x, *next = w.next;
     for (int n = 0; n < ITERATIONS; n++) {
-        product(device, w.gram, tall ? yes : no, x, tall ? no : yes, x, nothing, K, K, longer);
-        product(device, w.inner, no, w.gram, no, w.gram, w.gram, K, K, K, C, B);
-        product(device, next, no, tall ? x : w.inner, no, tall ? w.inner : x, x, OUT, IN, K, 1, A);
+        matmul(device, w.gram, tall ? yes : no, x, tall ? no : yes, x, nothing, nothing, K, K, longer);
+        matmul(device, w.inner, no, w.gram, no, w.gram, nothing, w.gram, K, K, K, C, B);
+        matmul(device, next, no, tall ? x : w.inner, no, tall ? w.inner : x, nothing, x, OUT, IN, K, 1, A);
         std::swap(x, next);
     }
     return x;
@@ -138,10 +131,6 @@ void muon_update(CPU device, X* weights, Wide<X>* master, const Wide<X>* updates
 }
 
 #ifdef WITH_GPU
-
-namespace muon {
-inline constexpr int THREADS = 256;
-}   // namespace muon
 
 /// One range per block.
 template <class W>

@@ -28,14 +28,6 @@ void rope_table(CPU, X* cosine, X* sine, int T, const Rope& rope, bool rotates =
         for (int d = 0; d < rope.HS / 2; d++) rope_entry(cosine, sine, t, d, rope, rotates);
 }
 
-/// Rotates (x1, x2) by one angle, in place. With -sine it is the transpose, which is the gradient.
-template <class W>
-constexpr void rotate_pair(W& x1, W& x2, W cosine, W sine) {
-    const W first = x1 * cosine - x2 * sine;
-    x2 = x2 * cosine + x1 * sine;
-    x1 = first;
-}
-
 /// Rotates one head (HS); direction is 1, or -1 for the gradient. `to` may be `x`.
 template <class X>
 inline void rotate(X* to, const X* x, const X* cosine, const X* sine, int HS, X direction) {
@@ -46,19 +38,6 @@ inline void rotate(X* to, const X* x, const X* cosine, const X* sine, int HS, X 
         to[d] = x1, to[d + HS / 2] = x2;
     }
 }
-
-/// RoPE tables (T, HS/2) for the rows of a sequence.
-template <class W>
-struct Angles {
-    const W *cosine = nullptr, *sine = nullptr;
-    constexpr explicit operator bool() const { return cosine != nullptr; }
-
-    /// The tables from this position on.
-    constexpr Angles from(int position, int HS) const {
-        const size_t at = size_t(position) * (HS / 2);
-        return {cosine + at, sine + at};
-    }
-};
 
 /// Arguments shared by the forward and backward passes below.
 template <class X>

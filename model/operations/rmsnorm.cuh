@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(rmsnorm::THREADS<X>)
         for (int p = 0; p < PACKS; p++) {
             const int c = (p * blockDim.x + threadIdx.x) * N;
             const size_t at = size_t(row) * C + c;
-            d[p] = load_streaming_if(c < C, dout + at);
-            x[p] = load_streaming_if(c < C, inp + at);
+            d[p] = load_packed_if<Reuse::streaming>(c < C, dout + at);
+            x[p] = load_packed_if<Reuse::streaming>(c < C, inp + at);
             before[p] = load_packed_if(c < C && write_input == Write::add, dinp + at);
         }
         float product = 0;

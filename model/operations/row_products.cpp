@@ -1,4 +1,4 @@
-#include "model/operations/row_products.h"
+#include "model/operations/matrix.h"
 
 #include <algorithm>
 #include <bit>
@@ -14,77 +14,64 @@
 
 namespace {
 
-/// Register<X>: a SIMD vector of 32 bytes, one register with AVX2. (GCC would keep a sum of 64 bytes in memory there.)
-template <class X>
-struct RegisterOf;
-template <>
-struct RegisterOf<float> {
-    typedef float type __attribute__((vector_size(32)));
-};
-template <>
-struct RegisterOf<double> {
-    typedef double type __attribute__((vector_size(32)));
-};
-template <class X>
-using Register = typename RegisterOf<X>::type;
+/// A SIMD vector of 32 bytes, one register with AVX2. (GCC would keep a sum of 64 bytes in memory there.)
+typedef float Register __attribute__((vector_size(32)));
+constexpr int LANES_OF_REGISTER = 8;
 
 /// a * b + c, rounded once if the processor can. Otherwise the compiler would round once in some places and twice in others, and the bits
 /// of a row would depend on the number of rows beside it.
+Register multiply_add(Register a, Register b, Register c) {
 #if defined(__FMA__)
-Register<float> multiply_add(Register<float> a, Register<float> b, Register<float> c) { return _mm256_fmadd_ps(a, b, c); }
-Register<double> multiply_add(Register<double> a, Register<double> b, Register<double> c) { return _mm256_fmadd_pd(a, b, c); }
+    return _mm256_fmadd_ps(a, b, c);
 #else
-template <class N>
-N multiply_add(N a, N b, N c) {
     return a * b + c;
-}
 #endif
+}
 
-/// Loads a matrix of W for a model of X, in units of 32 bytes, widened to `registers` registers. Element n of a unit is in register
-/// n % registers.
-template <class X, class W>
+/// Loads a matrix of W in units of 32 bytes, widened to `registers` registers. Element n of a unit is in register n % registers.
+template <class W>
 struct MatrixUnit {
-    static constexpr int size = 32 / sizeof(W), registers = 1, lanes = size;
-    static void read(Register<X> (&to)[1], const W* from) { to[0] = load<Register<X>>(from); }
+    static constexpr int size = 8, registers = 1;
+    static void read(Register (&to)[1], const float* from) { to[0] = load<Register>(from); }
 };
 template <>
-struct MatrixUnit<float, StoredBf16> {
-    static constexpr int size = 16, registers = 2, lanes = 8;
-    static void read(Register<float> (&to)[2], const StoredBf16* from) {
+struct MatrixUnit<StoredBf16> {
+    static constexpr int size = 16, registers = 2;
+    static void read(Register (&to)[2], const StoredBf16* from) {
         typedef uint32_t Pairs __attribute__((vector_size(32)));
         const Pairs pairs = load<Pairs>(from);   // little-endian: the first of two is the lower half
-        to[0] = std::bit_cast<Register<float>>(pairs << 16);
-        to[1] = std::bit_cast<Register<float>>(pairs & 0xffff0000u);
+        to[0] = std::bit_cast<Register>(pairs << 16);
+        to[1] = std::bit_cast<Register>(pairs & 0xffff0000u);
     }
 };
 
 /// Copies x (rows, IN) in the order of W's units, with zeros after the last element.
-template <class X, class W>
-std::vector<Register<X>> in_order_of_units(const X* x, int rows, int IN) {
-    using Unit = MatrixUnit<X, W>;
+template <class W>
+std::vector<Register> in_order_of_units(const float* x, int rows, int IN) {
+    using Unit = MatrixUnit<W>;
     const int units = (IN + Unit::size - 1) / Unit::size;
-    std::vector<Register<X>> ordered(size_t(rows) * units * Unit::registers);
+    std::vector<Register> ordered(size_t(rows) * units * Unit::registers);
     for (int row = 0; row < rows; row++)
         for (int unit = 0; unit < units; unit++) {
-            X from[Unit::size] = {}, to[Unit::size];
+            float from[Unit::size] = {}, to[Unit::size];
             const size_t at = size_t(row) * IN + size_t(unit) * Unit::size;
             if ((unit + 1) * Unit::size <= IN) std::copy_n(x + at, Unit::size, from);
             else std::copy_n(x + at, IN - unit * Unit::size, from);
-            for (int n = 0; n < Unit::size; n++) to[n % Unit::registers * Unit::lanes + n / Unit::registers] = from[n];
+            for (int n = 0; n < Unit::size; n++) to[n % Unit::registers * LANES_OF_REGISTER + n / Unit::registers] = from[n];
             std::memcpy(&ordered[(size_t(row) * units + unit) * Unit::registers], to, sizeof to);
         }
     return ordered;
 }
 
 /// out[r * OUT + o * apart] = <x_r, weight_(o * apart)> for ROWS rows and OUTPUTS rows of the matrix, of IN numbers each.
-template <int ROWS, int OUTPUTS, class X, class W>
-void multiply_block(X* out, int OUT, const Register<X>* x, const W* weight, int IN, size_t apart) {
-    using Unit = MatrixUnit<X, W>;
+template <int ROWS, int OUTPUTS, class W>
+void multiply_block(float* out, int OUT, const Register* x, const W* weight, int IN, size_t apart) {
+    using Unit = MatrixUnit<W>;
     constexpr int AHEAD = 1024 / sizeof(W);   // elements that are fetched before they are needed
     const int units = (IN + Unit::size - 1) / Unit::size, whole = IN / Unit::size;
-    Register<X> sums[OUTPUTS][ROWS] = {};
+    Register sums[OUTPUTS][ROWS] = {};
     const auto add = [&](int o, int unit, const W* from) {
-        Register<X> w[Unit::registers];
+        Register w[Unit::registers];
         Unit::read(w, from);
         for (int r = 0; r < ROWS; r++)
             for (int k = 0; k < Unit::registers; k++)
@@ -105,15 +92,15 @@ void multiply_block(X* out, int OUT, const Register<X>* x, const W* weight, int 
         }
     for (int o = 0; o < OUTPUTS; o++)
         for (int r = 0; r < ROWS; r++) {
-            X lanes[Unit::lanes];
+            float lanes[LANES_OF_REGISTER];
             store(lanes, sums[o][r]);
-            out[size_t(r) * OUT + o * apart] = fold_halves<Unit::lanes>(lanes, [](X a, X b) { return a + b; });
+            out[size_t(r) * OUT + o * apart] = fold_halves<LANES_OF_REGISTER>(lanes, [](float a, float b) { return a + b; });
         }
 }
 
 /// The same for up to 4 rows, with as many sums at a time as fit into registers.
-template <int OUTPUTS, class X, class W>
-void multiply_outputs(X* out, int OUT, const Register<X>* x, const W* weight, int rows, int IN, size_t apart) {
+template <int OUTPUTS, class W>
+void multiply_outputs(float* out, int OUT, const Register* x, const W* weight, int rows, int IN, size_t apart) {
     if (rows == 1) return multiply_block<1, OUTPUTS>(out, OUT, x, weight, IN, apart);
     if (rows == 2) return multiply_block<2, OUTPUTS>(out, OUT, x, weight, IN, apart);
     constexpr int PART = std::min(OUTPUTS, 2);
@@ -124,17 +111,17 @@ void multiply_outputs(X* out, int OUT, const Register<X>* x, const W* weight, in
 
 /// The outputs of a block are a quarter of the matrix apart. Memory is thus read from four places at once, each from its beginning to its
 /// end, which is faster than one place or four neighbouring rows.
-template <class X, class W>
-void multiply(X* out, const X* inp, const W* weight, int rows, int IN, int OUT) {
+template <class W>
+void multiply(float* out, const float* inp, const W* weight, int rows, int IN, int OUT) {
     constexpr int ROWS = 4, OUTPUTS = 4;
-    const std::vector<Register<X>> x = in_order_of_units<X, W>(inp, rows, IN);
+    const std::vector<Register> x = in_order_of_units<W>(inp, rows, IN);
     const size_t of_row = x.size() / rows;
     const int apart = OUT / OUTPUTS, left = OUT % OUTPUTS;
 #pragma omp parallel for schedule(static) if (size_t(IN) * OUT > 1 << 16)
     for (int o = 0; o < apart + left; o++)
         for (int row = 0; row < rows; row += ROWS) {   // the matrix's rows are in the cache for the next of x
             const int at = o < apart ? o : o + (OUTPUTS - 1) * apart;
-            X* const to = out + size_t(row) * OUT + at;
+            float* const to = out + size_t(row) * OUT + at;
             const W* const from = weight + size_t(at) * IN;
             if (o < apart) multiply_outputs<OUTPUTS>(to, OUT, x.data() + row * of_row, from, std::min(ROWS, rows - row), IN, apart);
             else multiply_outputs<1>(to, OUT, x.data() + row * of_row, from, std::min(ROWS, rows - row), IN, apart);
@@ -147,8 +134,5 @@ void multiply_few_rows(float* out, const float* inp, const float* weight, int ro
     multiply(out, inp, weight, rows, IN, OUT);
 }
 void multiply_few_rows(float* out, const float* inp, const StoredBf16* weight, int rows, int IN, int OUT) {
-    multiply(out, inp, weight, rows, IN, OUT);
-}
-void multiply_few_rows(double* out, const double* inp, const double* weight, int rows, int IN, int OUT) {
     multiply(out, inp, weight, rows, IN, OUT);
 }

@@ -81,9 +81,9 @@ __global__ void swiglu_backward_kernel(X* dgate_up, const X* dout, const X* gate
     const auto [row, f] = swiglu::place<X>(F / N);
     if (row >= size_t(rows)) return;
     float d[N], gate[N], up[N];
-    read_streaming(d, dout + row * F + f);
-    read_streaming(gate, gate_up + row * 2 * F + f);
-    read_streaming(up, gate_up + row * 2 * F + F + f);
+    read_numbers<Reuse::streaming>(d, dout + row * F + f);
+    read_numbers<Reuse::streaming>(gate, gate_up + row * 2 * F + f);
+    read_numbers<Reuse::streaming>(up, gate_up + row * 2 * F + F + f);
     for (int n = 0; n < N; n++) {
         const float s = fast_sigmoid(gate[n]), silu = gate[n] * s;
         gate[n] = d[n] * up[n] * (s + silu * (1 - s));

@@ -8,7 +8,6 @@ namespace {
 
 constexpr char SEPARATOR = '\0';
 
-/// Name and value of each fact, each ended by a separator.
 std::string packed(const std::vector<Fact>& facts) {
     std::string all;
     for (const Fact& fact : facts) all += fact.name + SEPARATOR + fact.value + SEPARATOR;
@@ -44,13 +43,17 @@ const Fact* first_difference(const std::vector<Fact>& ours, const std::vector<Fa
 
 }   // namespace
 
+int find_unlike_rank(Ranks& ranks, const std::string& text) {
+    const std::vector<uint64_t> hashes = ranks.gathered(xxh3(text.data(), text.size()));
+    const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return hash != hashes[0]; });
+    return other == hashes.end() ? 0 : int(other - hashes.begin());
+}
+
 void require_agreement(Ranks& ranks, const std::vector<Fact>& facts) {
     if (ranks.size() == 1) return;
     const std::string mine = packed(facts);
-    const std::vector<uint64_t> hashes = ranks.gathered(xxh3(mine.data(), mine.size()));
-    const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return hash != hashes[0]; });
-    if (other == hashes.end()) return;
-    const int rank = int(other - hashes.begin());
+    const int rank = find_unlike_rank(ranks, mine);
+    if (rank == 0) return;
     const std::vector<Fact> firsts = unpacked(ranks.broadcast(mine, 0)), theirs = unpacked(ranks.broadcast(mine, rank));
     const Fact* const different = first_difference(firsts, theirs);
     if (!different) fail(Exit::rank, "ranks 0 and ", rank, " list the same facts in another order");

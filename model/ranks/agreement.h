@@ -18,3 +18,6 @@ inline void append(std::vector<Fact>& facts, const std::vector<Fact>& more) { fa
 /// Every rank must call it, with its own facts. Compares one hash per rank. If hashes differ, finds the lowest differing rank and the first
 /// fact in which it differs, and ends the job with one sentence that names rank, fact and both values.
 void require_agreement(Ranks& ranks, const std::vector<Fact>& facts);
+
+/// Every rank must call it. The lowest rank whose text is not rank 0's; 0 if all are.
+int find_unlike_rank(Ranks& ranks, const std::string& text);

@@ -5,9 +5,11 @@
 //          the network, and the host blocks on the GPU every time. Correct but slow.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iostream>
 #include <memory>
 #include <set>
 #include <string>
@@ -29,16 +31,12 @@ class Collectives<CPU> {
 public:
     Collectives(CPU, Ranks& ranks) : ranks_(ranks) {}
 
-    std::string name() const { return ranks_.network(); }
-
     /// Every rank makes the same calls. Starts the all-reduce x (n) = its sum over the ranks, complete for what the device does
     /// after finish().
-    void start_sum(CPU, float* x, size_t n) {
+    template <class X>
+    void start_sum(CPU, X* x, size_t n) {
         ranks_.at("summing over the ranks");
         ranks_.sum(x, n);
-    }
-    void start_sum(CPU, double* x, size_t n) {
-        for (size_t i = 0; i < n; i++) x[i] = ranks_.sum(x[i]);
     }
     void finish(CPU) {}
 
@@ -78,7 +76,6 @@ struct Parts {
 class GpuExchange {
 public:
     virtual ~GpuExchange() = default;
-    virtual std::string name() const = 0;
     virtual void sum(cudaStream_t stream, float* x, size_t n) = 0;
     virtual void sum(cudaStream_t stream, double* x, size_t n) = 0;
     virtual void reduce_scatter(cudaStream_t stream, float* x, size_t n) = 0;
@@ -91,38 +88,15 @@ public:
 class HostExchange : public GpuExchange {
 public:
     /// Allocates `bytes` of pinned memory.
-    HostExchange(Ranks& ranks, const std::string& reason, size_t bytes = size_t(16) << 20)
-        : ranks_(ranks), reason_(reason), bytes_(bytes) {
+    explicit HostExchange(Ranks& ranks, size_t bytes = size_t(16) << 20) : ranks_(ranks), bytes_(bytes) {
         check(cudaMallocHost(&staging_, bytes_));
     }
     ~HostExchange() override { cudaFreeHost(staging_); }
     HostExchange(const HostExchange&) = delete;
     HostExchange& operator=(const HostExchange&) = delete;
 
-    std::string name() const override { return std::string(ranks_.network()) + " through host memory: " + reason_; }
-
-    void sum(cudaStream_t stream, float* x, size_t n) override {
-        ranks_.at("summing over the ranks through host memory");
-        const size_t most = bytes_ / sizeof(float);
-        for (size_t at = 0; at < n; at += most) {
-            const size_t count = std::min(most, n - at);
-            pull(stream, 0, x + at, count * sizeof(float));
-            wait(stream);
-            ranks_.sum(reinterpret_cast<float*>(staging_), count);
-            push(stream, x + at, 0, count * sizeof(float));
-            wait(stream);
-        }
-    }
-    void sum(cudaStream_t stream, double* x, size_t n) override {
-        for (size_t i = 0; i < n; i++) {
-            double* const one = reinterpret_cast<double*>(staging_);
-            pull(stream, 0, x + i, sizeof(double));
-            wait(stream);
-            *one = ranks_.sum(*one);
-            push(stream, x + i, 0, sizeof(double));
-            wait(stream);
-        }
-    }
+    void sum(cudaStream_t stream, float* x, size_t n) override { sum_in_pieces(stream, x, n); }
+    void sum(cudaStream_t stream, double* x, size_t n) override { sum_in_pieces(stream, x, n); }
 
     // One piece of every rank's part at a time.
     void reduce_scatter(cudaStream_t stream, float* x, size_t n) override {
@@ -156,6 +130,20 @@ public:
     void join(cudaStream_t) override {}
 
 private:
+    template <class X>
+    void sum_in_pieces(cudaStream_t stream, X* x, size_t n) {
+        ranks_.at("summing over the ranks through host memory");
+        const size_t most = bytes_ / sizeof(X);
+        for (size_t at = 0; at < n; at += most) {
+            const size_t count = std::min(most, n - at);
+            pull(stream, 0, x + at, count * sizeof(X));
+            wait(stream);
+            ranks_.sum(reinterpret_cast<X*>(staging_), count);
+            push(stream, x + at, 0, count * sizeof(X));
+            wait(stream);
+        }
+    }
+
     // Copies to and from byte `at` of staging_. The host must not touch it until wait().
     void pull(cudaStream_t stream, size_t at, const void* from, size_t bytes) {
         check(cudaMemcpyAsync(staging_ + at, from, bytes, cudaMemcpyDeviceToHost, stream));
@@ -166,7 +154,6 @@ private:
     void wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream)); }
 
     Ranks& ranks_;
-    std::string reason_;
     size_t bytes_;
     std::byte* staging_ = nullptr;
 };
@@ -216,16 +203,6 @@ public:
     }
     NcclExchange(const NcclExchange&) = delete;
     NcclExchange& operator=(const NcclExchange&) = delete;
-
-    std::string name() const override {
-        int version = 0;
-        check(ncclGetVersion(&version));
-        char text[128];
-        const char* const algorithms = getenv("NCCL_ALGO");
-        std::snprintf(text, sizeof text, "NCCL %d.%d.%d, NCCL_ALGO=%s", version / 10000, version / 100 % 100, version % 100,
-                      algorithms ? algorithms : "");
-        return text;
-    }
 
     void sum(cudaStream_t stream, float* x, size_t n) override { sum(stream, x, n, ncclFloat32); }
     void sum(cudaStream_t stream, double* x, size_t n) override { sum(stream, x, n, ncclFloat64); }
@@ -302,8 +279,6 @@ public:
         if (ranks.size() > 1) choose(ranks);
     }
 
-    std::string name() const { return exchange_ ? exchange_->name() : "none"; }
-
     /// Every rank makes the same calls. Starts the all-reduce x (n) = its sum over the ranks, ordered after work already in the
     /// device's stream and complete for what the device does after finish(). Nothing may touch x before.
     void start_sum(const GPU& device, float* x, size_t n) {
@@ -363,24 +338,24 @@ private:
     void choose(Ranks& ranks) {
         const int gpus = count_gpus(ranks);
         const bool without_nccl = ranks.any(!BUILT_WITH_NCCL);
-        if (gpus < ranks.size())
-            exchange_ = std::make_unique<HostExchange>(
-                ranks, std::to_string(ranks.size()) + " ranks share " + std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs"));
-        else if (without_nccl) exchange_ = std::make_unique<HostExchange>(ranks, "built without NCCL");
-        else exchange_ = connect_nccl(ranks);
+        if (gpus == ranks.size() && !without_nccl) {
+            exchange_ = connect_nccl(ranks);
+            return;
+        }
+        exchange_ = std::make_unique<HostExchange>(ranks);
+        const std::string shared = std::to_string(ranks.size()) + " ranks share " + std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs");
+        if (ranks.first())
+            std::cerr << "note: " << (gpus < ranks.size() ? shared : "this program was built without NCCL")
+                      << ": sums over the ranks go through host memory, which is slow\n";
     }
 
     /// The number of distinct GPUs of the ranks. A GPU is identified by its machine and PCI address.
     static int count_gpus(Ranks& ranks) {
-        constexpr size_t PLACE = 128;
         const cudaDeviceProp gpu = gpu_properties();
-        std::vector<char> places(PLACE * size_t(ranks.size()));
-        std::snprintf(places.data() + PLACE * size_t(ranks.rank()), PLACE, "%s %d:%d:%d", machine_id().c_str(), gpu.pciDomainID,
-                      gpu.pciBusID, gpu.pciDeviceID);
-        ranks.all_gather(places.data(), PLACE);
-        std::set<std::string> different;
-        for (int r = 0; r < ranks.size(); r++) different.insert(places.data() + PLACE * size_t(r));
-        return int(different.size());
+        std::array<char, 128> place{};
+        std::snprintf(place.data(), place.size(), "%s %d:%d:%d", machine_id().c_str(), gpu.pciDomainID, gpu.pciBusID, gpu.pciDeviceID);
+        const std::vector<std::array<char, 128>> places = ranks.gathered(place);
+        return int(std::set(places.begin(), places.end()).size());
     }
 
     std::unique_ptr<GpuExchange> exchange_;   // null for one rank alone

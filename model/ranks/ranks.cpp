@@ -20,7 +20,6 @@
 
 // -------------------------------------------------------------------------------------------------------- launcher environment
 
-/// The value of the first variable that is set, or null.
 static const char* from_environment(std::initializer_list<const char*> names) {
     for (const char* name : names)
         if (const char* value = std::getenv(name)) return value;
@@ -50,13 +49,6 @@ std::string machine_id() {
     return name;
 }
 
-std::string ranks_named(const std::vector<int>& ranks) {
-    const size_t shown = ranks.size() <= 12 ? ranks.size() : 10;
-    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < shown; i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
-    return shown == ranks.size() ? text : text + " and " + std::to_string(ranks.size() - shown) + " more";
-}
-
 /// Precondition: no MPI launcher started this process. Refuses several independent processes, which would overwrite each other's files.
 static void require_alone() {
     const int torch = std::getenv("RANK") ? count_in("WORLD_SIZE") : 0;
@@ -83,31 +75,37 @@ static void in_pieces(X* x, size_t n, Collective collective) {
     for (size_t at = 0; at < n; at += most) collective(x + at, int(std::min(most, n - at)));
 }
 
-static void mpi_sum(float* x, size_t n) {
-    in_pieces(x, n, [](float* at, int count) {
-        check(MPI_Allreduce(MPI_IN_PLACE, at, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
+template <class X>
+static void sum_over_ranks(X* x, size_t n, MPI_Datatype type) {
+    in_pieces(x, n, [=](X* at, int count) {
+        check(MPI_Allreduce(MPI_IN_PLACE, at, count, type, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
     });
 }
-static void mpi_sum(double* x, size_t n) {
-    in_pieces(x, n, [](double* at, int count) {
-        check(MPI_Allreduce(MPI_IN_PLACE, at, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
-    });
+
+void Ranks::sum(float* x, size_t n) {
+    if (size_ > 1) sum_over_ranks(x, n, MPI_FLOAT);
+}
+
+void Ranks::sum(double* x, size_t n) {
+    if (size_ > 1) sum_over_ranks(x, n, MPI_DOUBLE);
 }
 
 /// Copies a piece of every part at a time to a temporary buffer: MPI counts are ints, and MPI's own buffers are as large as what it
 /// is given.
-static void mpi_reduce_scatter(float* x, size_t n, int rank, int size) {
-    const size_t most = std::max<size_t>(1, (size_t(1) << 20) / size), longest = std::min(n, most);
-    std::vector<float> pieces(longest * size);
+void Ranks::reduce_scatter(float* x, size_t n) {
+    if (size_ == 1) return;
+    const size_t most = std::max<size_t>(1, (size_t(1) << 20) / size_), longest = std::min(n, most);
+    std::vector<float> pieces(longest * size_);
     for (size_t at = 0; at < n; at += most) {
         const size_t count = std::min(most, n - at);
-        for (int r = 0; r < size; r++) std::copy_n(x + n * r + at, count, &pieces[count * r]);
-        check(MPI_Reduce_scatter_block(pieces.data(), x + n * rank + at, int(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
+        for (int r = 0; r < size_; r++) std::copy_n(x + n * r + at, count, &pieces[count * r]);
+        check(MPI_Reduce_scatter_block(pieces.data(), x + n * rank_ + at, int(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
               "MPI_Reduce_scatter_block");
     }
 }
 
-static void mpi_all_gather(void* x, size_t bytes) {
+void Ranks::all_gather(void* x, size_t bytes) {
+    if (size_ == 1) return;
     in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
         MPI_Datatype piece, part;   // `count` bytes with the stride of a part
         check(MPI_Type_contiguous(count, MPI_BYTE, &piece), "MPI_Type_contiguous");
@@ -118,18 +116,19 @@ static void mpi_all_gather(void* x, size_t bytes) {
     });
 }
 
-static void mpi_broadcast(void* x, size_t bytes, int from) {
+void Ranks::broadcast(void* x, size_t bytes, int from) {
+    if (size_ == 1) return;
     in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
         check(MPI_Bcast(at, count, MPI_BYTE, from, MPI_COMM_WORLD), "MPI_Bcast");
     });
 }
 
-/// Precondition: from != 0; only ranks `from` and 0 call it. Copies x from rank `from` to rank 0.
-static void mpi_to_first(void* x, size_t bytes, int from, int rank) {
-    in_pieces(static_cast<std::byte*>(x), bytes, [&](std::byte* at, int count) {
-        if (rank == from) check(MPI_Send(at, count, MPI_BYTE, 0, 0, MPI_COMM_WORLD), "MPI_Send");
-        else check(MPI_Recv(at, count, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
-    });
+void Ranks::gather_shards(const float* mine, float* whole, const Shards& shards) {
+    for (size_t k = 0; k < shards.buckets(); k++) {
+        const int n = int(shards.part_size(k));
+        float* const bucket = first() ? whole + shards.bucket(k).begin : nullptr;
+        check(MPI_Gather(mine + shards.held(k), n, MPI_FLOAT, bucket, n, MPI_FLOAT, 0, MPI_COMM_WORLD), "MPI_Gather");
+    }
 }
 
 Ranks::Ranks() {
@@ -176,12 +175,12 @@ Ranks::~Ranks() {
     if (launched_ && std::uncaught_exceptions() == 0) MPI_Finalize();
 }
 #else
-static void mpi_sum(float*, size_t) {}
-static void mpi_sum(double*, size_t) {}
-static void mpi_reduce_scatter(float*, size_t, int, int) {}
-static void mpi_all_gather(void*, size_t) {}
-static void mpi_broadcast(void*, size_t, int) {}
-static void mpi_to_first(void*, size_t, int, int) {}
+void Ranks::sum(float*, size_t) {}
+void Ranks::sum(double*, size_t) {}
+void Ranks::reduce_scatter(float*, size_t) {}
+void Ranks::all_gather(void*, size_t) {}
+void Ranks::broadcast(void*, size_t, int) {}
+void Ranks::gather_shards(const float*, float*, const Shards&) {}
 
 /// A launched job of one rank needs no MPI.
 Ranks::Ranks() {
@@ -196,37 +195,6 @@ Ranks::~Ranks() = default;
 #endif
 
 // ----------------------------------------------------------------------------------------------------------------- collectives
-
-void Ranks::sum(float* x, size_t n) {
-    if (size_ > 1) mpi_sum(x, n);
-}
-
-double Ranks::sum(double x) {
-    if (size_ > 1) mpi_sum(&x, 1);
-    return x;
-}
-
-void Ranks::reduce_scatter(float* x, size_t n) {
-    if (size_ > 1) mpi_reduce_scatter(x, n, rank_, size_);
-}
-
-void Ranks::all_gather(void* x, size_t bytes) {
-    if (size_ > 1) mpi_all_gather(x, bytes);
-}
-
-void Ranks::gather_shards(const float* mine, float* whole, const Shards& shards) {
-    for (size_t k = 0; k < shards.buckets(); k++) {
-        const size_t n = shards.part_size(k), bytes = n * sizeof(float);
-        const float* const held = mine + shards.held(k);
-        if (!first()) mpi_to_first(const_cast<float*>(held), bytes, rank_, rank_);   // only reads it
-        else std::copy_n(held, n, whole + shards.own(k).begin);
-        for (int r = 1; first() && r < size_; r++) mpi_to_first(whole + shards.part(k, r).begin, bytes, r, rank_);
-    }
-}
-
-void Ranks::broadcast(void* x, size_t bytes, int from) {
-    if (size_ > 1) mpi_broadcast(x, bytes, from);
-}
 
 std::string Ranks::broadcast(std::string text, int from) {
     uint64_t length = text.size();
@@ -245,11 +213,8 @@ void Ranks::fail_together(Exit code, const std::string& sentence) {
 // ------------------------------------------------------------------------------------------------------- work of rank 0 alone
 
 namespace {
-/// Rank 0's message to the waiting ranks.
-struct Sign {
-    enum : int32_t { working, done, failed } state;
-    int32_t code;   // an Exit, if it failed
-};
+/// Rank 0's message to the waiting ranks: this, or the Exit with which its work has ended.
+constexpr int32_t WORKING = -1;
 constexpr auto BETWEEN_SIGNS = std::chrono::milliseconds(1000), POLL = std::chrono::milliseconds(10);
 constexpr int ALONE_SECONDS = 3600;   // rank 0's limit within first_does(): one call of fsync() may flush a whole checkpoint
 }   // namespace
@@ -259,7 +224,7 @@ void Ranks::send_signs_until_done(const std::atomic<bool>& done) {
     while (!done) {
         std::this_thread::sleep_for(POLL);
         if (std::chrono::steady_clock::now() - sent < BETWEEN_SIGNS) continue;
-        Sign sign{Sign::working, 0};
+        int32_t sign = WORKING;
         broadcast(&sign, sizeof sign);
         sent = std::chrono::steady_clock::now();
     }
@@ -268,12 +233,12 @@ void Ranks::send_signs_until_done(const std::atomic<bool>& done) {
 void Ranks::first_does(const char* doing, int64_t step, const std::function<void()>& work) {
     if (size_ == 1) return work();
     const bool watched = beats_ > 0;   // before the first at() there is no limit
-    Sign sign{Sign::working, 0};
+    int32_t sign = WORKING;
     while (!first()) {
         if (watched) at(doing, step);
         broadcast(&sign, sizeof sign);
-        if (sign.state == Sign::done) return;
-        if (sign.state == Sign::failed) fail_together(Exit(sign.code), "");
+        if (sign == int32_t(Exit::done)) return;
+        if (sign != WORKING) fail_together(Exit(sign), "");
     }
     if (watched) at(doing, step);
     std::atomic<bool> done{false};
@@ -281,13 +246,13 @@ void Ranks::first_does(const char* doing, int64_t step, const std::function<void
     std::thread signs;
     if (beats_from_threads_) signs = std::thread([&] { send_signs_until_done(done); });
     std::exception_ptr problem;
-    sign.state = Sign::done;
+    sign = int32_t(Exit::done);
     try {
         work();
     } catch (const Error& error) {
-        problem = std::current_exception(), sign = {Sign::failed, int32_t(error.code)};
+        problem = std::current_exception(), sign = int32_t(error.code);
     } catch (...) {
-        problem = std::current_exception(), sign = {Sign::failed, 1};
+        problem = std::current_exception(), sign = 1;
     }
     if (watched) at(doing, step);   // first: the usual limit holds again from here
     done = true, works_alone_ = false;

@@ -20,9 +20,6 @@ std::string process_name(const std::string& program);
 /// A unique id of this machine: host names repeat if machines are copies of one image.
 std::string machine_id();
 
-/// "rank 3", "ranks 1, 3, 4"; long lists are shortened.
-std::string ranks_named(const std::vector<int>& ranks);
-
 /// A rank's last heartbeat, in memory shared by the ranks of a machine.
 struct SignOfLife {
     int rank;
@@ -49,7 +46,6 @@ public:
     int local_size() const { return local_size_; }   // ranks on this machine
     bool launched() const { return launched_; }      // by mpirun or the like
     bool first() const { return rank_ == 0; }
-    const char* network() const { return size_ > 1 ? "MPI" : "none"; }
 
     /// Call once. From the next at() on, a rank that does not call it again within `seconds` reports its place and exits with Exit::rank.
     /// The launcher then ends the others, so a dead or stopped rank never hangs a job. 0: no limit.
@@ -73,9 +69,9 @@ public:
 
     /// Every rank must call it; all get the same bits. x (n) = its sum over the ranks, in place.
     void sum(float* x, size_t n);
-    double sum(double x);
+    void sum(double* x, size_t n);
+    double sum(double x) { return sum(&x, 1), x; }
 
-    /// Logical or over the ranks.
     bool any(bool yes) { return sum(yes ? 1.0 : 0.0) > 0; }
 
     /// This rank's part (n) of x (size x n) = its sum over the ranks; other parts are unchanged.
@@ -99,7 +95,6 @@ public:
     /// Copies `bytes` bytes at x from rank `from` to every rank.
     void broadcast(void* x, size_t bytes, int from = 0);
 
-    /// Returns the text of rank `from` on every rank.
     std::string broadcast(std::string text, int from = 0);
 
     void barrier() { sum(0.0); }

@@ -14,9 +14,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/run/run.cuh"
 
-/// Prints the tables of a training run.
-template <class Device, class X>
-void print_training(const Run<Device, X>& run, int threads) {
+void print_training(const AnyRun auto& run, int threads) {
     const Options& o = run.o;
     const Data& data = run.data;
     const double tokens = double(data.steps) * double(data.tokens_per_step);
@@ -39,9 +37,9 @@ void print_training(const Run<Device, X>& run, int threads) {
     print_table(
         "training",
         {{"device", describe(run.device, threads)},
-         {"precision", GPT<Device, X>::rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
+         {"precision", run.gpt.rounds ? "bf16, weights rounded to " + o.rounding : std::string("fp32")},
          {"ranks", text("%d, %d of them on this machine's %d processors", run.ranks.size(), run.ranks.local_size(), processors())},
-         {"learning rate", describe(data.schedule)},
+         {"learning rate", text("%g at most, %s", data.schedule.peak, o.schedule.c_str())},
          {"optimiser", o.optimizer == "muon" ? "Muon for the layers' matrices, AdamW for the rest" : "AdamW"},
          {"AdamW", text("beta1 %g, beta2 %g, eps %g, weight decay %g", a.beta1, a.beta2, a.eps, a.weight_decay)},
          {"gradient clip", text("%g", a.grad_clip)},
@@ -51,9 +49,7 @@ void print_training(const Run<Device, X>& run, int threads) {
                         "/log.jsonl' --to tensorboard --follow"}});
 }
 
-/// Prints the tables at the start.
-template <class Device, class X>
-void print_setup(Run<Device, X>& run, int threads) {
+void print_setup(AnyRun auto& run, int threads) {
     print_tensors(run.gpt.net.tensors);
     print_table("model", model_rows(run.gpt.net, run.flops));
     if (!run.gpt.net.config.layers.empty()) print_table("each layer of a kind", kind_rows(run.gpt));
@@ -130,8 +126,7 @@ inline std::string data_hash(const Data& data) {
 }
 
 /// Writes the first record of a log: the computation, the data, the program and the machine.
-template <class Device, class X>
-void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more = {}) {
+void log_config(AnyRun auto& run, const std::vector<JsonLines::Field>& more = {}) {
     std::vector<JsonLines::Field> fields = {{"event", "config"},
                                             {"step", run.state.step},
                                             {"variant", run.gpt.net.variant.name},
@@ -146,12 +141,12 @@ void log_config(Run<Device, X>& run, const std::vector<JsonLines::Field>& more =
     append(fields, of_program());
     if (!run.gpt.net.config.layers.empty()) fields.push_back({"layers", run.gpt.net.pattern});
     append(fields, more);
-    run.log.write(fields, "model", config_to_json_line(run.gpt.net.config));
+    fields.push_back({"model", RawJson{config_to_json_line(run.gpt.net.config)}});
+    run.log.write(fields);
 }
 
 /// Exit::usage if this run would not have taken the same steps on the same rows as the checkpoint's.
-template <class Device, class X>
-void require_same_data(const Run<Device, X>& run, const Origin& origin) {
+void require_same_data(const AnyRun auto& run, const Origin& origin) {
     const TrainerState& state = run.state;
     if (state.step > run.data.steps)
         fail(Exit::usage, origin.resume_from->string(), ": has already taken ", state.step, " steps, more than --steps ", run.data.steps,
@@ -161,19 +156,18 @@ void require_same_data(const Run<Device, X>& run, const Origin& origin) {
         fail(Exit::usage, origin.resume_from->string(), ": has read ", state.data_rows, " rows of data, ", state.tokens, " tokens, in ",
              state.step, " steps, but with these options it would have been ", rows, " rows, ", state.step * run.data.tokens_per_step,
              " tokens; resume with the same --seq-len and tokens per step (--total-batch-tokens, or --batch-size x --seq-len x ranks)");
-    if (!describes_data(state.train_data, *run.data.train, run.o.shuffle))
+    const std::string data = describe_data(*run.data.train, run.o.shuffle);
+    if (origin.resume_from && state.train_data != data)
         fail(Exit::usage, run.data.train->name(), ": differs from the training data of ", origin.resume_from->string(),
-             ", or from its order (", describe_data(*run.data.train, run.o.shuffle), ", not ",
-             state.train_data, "); give --train-data and --shuffle as before, or start from the checkpoint with --model and "
-             "another --out");
+             ", or from its order (", data, ", not ", state.train_data, "); give --train-data and --shuffle as before, or start from the "
+             "checkpoint with --model and another --out");
 }
 
 /// Locks the output folder and writes the run's options and log. Renames files of another run.
-template <class Device, class X>
-void open_output(Run<Device, X>& run, const Origin& origin) {
+void open_output(AnyRun auto& run, const Origin& origin) {
     const std::string& out = run.o.out;
     make_folders(out);
-    if (!run.lock) run.lock = FolderLock(out);
+    if (!run.lock.is_open()) run.lock = lock_run(out);
     const int64_t resumed = origin.resume_from && is_of_run(*origin.resume_from, out) ? run.state.step : -1;
     if (const int later = set_later_ones_aside(out, resumed))   // at once: after an early end, --resume would continue from them
         std::cout << "note: " << out << ": moved " << later << (later > 1 ? " checkpoints" : " checkpoint")
@@ -182,25 +176,19 @@ void open_output(Run<Device, X>& run, const Origin& origin) {
     const std::string options = out + "/options.toml";
     if (const std::string why = replace_file(options, run.o.resolved); !why.empty())
         fail(Exit::checkpoint, options, ": cannot be written (", why, ")");
-    run.log = JsonLines(out + "/log.jsonl", resumed, run.state.last_loss);
+    run.log.open(out + "/log.jsonl", resumed, run.state.last_loss);
     run.saved_step = std::max<int64_t>(0, resumed);
 }
 
 /// Allocates memory, loads weights, opens the output folder and writes the first record of the log (log_config()). Exit::usage if options
 /// and checkpoint disagree, Exit::out_of_memory, Exit::checkpoint.
-template <class Device, class X>
-void begin(Run<Device, X>& run, const Origin& origin) {
+void begin(AnyRun auto& run, const Origin& origin) {
     const Options& o = run.o;
     const Variant& variant = run.gpt.net.variant;
     if (run.gpt.net.any(&LayerFacts::needs_known_text))
         fail(Exit::usage, variant.name, " with these settings reads tokens after a row, which only --evaluate, --show-mask and ./generate "
              "allow; to train, give ", variant.options_to_train);
-    require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
-    run.collectives.emplace(run.device, run.ranks);   // first, since NCCL allocates memory
-    run.gpt.allocate(run.device);
-    run.feed.allocate(run.device);
-    if (run.shared_contexts) run.shared_contexts->allocate();
-    run.monitor.allocate();
+    run.allocate();
     run.state = load_or_initialise(run.device, run.gpt, origin, o, run.ranks.first());
     const std::string changes = changes_of_schedule(o.resolved, run.state.options_json);
     if (run.ranks.first() && !changes.empty())
@@ -211,12 +199,11 @@ void begin(Run<Device, X>& run, const Origin& origin) {
                   << double(s.steps - run.state.step) / double(s.steps) << std::endl;
     fill(run.device, run.gpt.gradients, run.gpt.net.tensors.size(), 0.0f);   // gradients that no backward pass writes stay zero
     run.validation.loss = run.state.last_val_loss;
-    run.first_step = run.state.step + 1;
     require_same_data(run, origin);
     run.state.train_data = describe_data(*run.data.train, run.o.shuffle);
     run.ceiling = measure_matmul(run.device) * run.ranks.size();
     const std::string folder = origin.folder() ? origin.folder()->string() : "";
-    ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run
+    ReplicaCheck(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run
     if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt), run.replicas->remember_update(run.device);
     if (run.ranks.size() > 1 && (run.replicas || run.gpt.net.tensors.has(Role::muon))) find_unlike_ranks(run);
     run.ranks.at("opening the output folder", run.state.step);

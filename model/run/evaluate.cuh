@@ -2,7 +2,6 @@
 // aborts an evaluation; then nothing is reported.
 #pragma once
 #include <fstream>
-#include <numeric>
 
 #include "data/evaluation.h"
 #include "model/base/process.h"
@@ -15,7 +14,6 @@
 
 // ------------------------------------------------------------------------------------------------------------------ validation
 
-/// gpt_forward() with the attention of --attention.
 template <class Device, class X>
 void forward_for_evaluation(Run<Device, X>& run, const Batch& batch) {
     if constexpr (std::is_same_v<Device, CPU>)
@@ -62,8 +60,7 @@ inline std::string describe(const Validation& v, int digits = 4) {
 
 /// run.validation = the means of all sources, averaged by their weights. Prints and logs those of each source, if there are several.
 /// False if a signal came.
-template <class Device, class X>
-bool validate(Run<Device, X>& run, LossByPosition& by_position) {
+bool validate(AnyRun auto& run, LossByPosition& by_position) {
     Validation mean{0, 0};
     const std::vector<Source>& sources = run.data.val->sources();
     for (const Source& source : sources) {
@@ -82,14 +79,12 @@ bool validate(Run<Device, X>& run, LossByPosition& by_position) {
     return true;
 }
 
-template <class Device, class X>
-void log_validation(Run<Device, X>& run) {
+void log_validation(AnyRun auto& run) {
     const Validation& v = run.validation;
     run.log.write({{"step", run.state.step}, {"val_loss", v.loss}, {"val_ppl", std::exp(v.loss)}, {"val_bpb", v.bits_per_byte}});
 }
 
-template <class Device, class X>
-void validate_and_report(Run<Device, X>& run) {
+void validate_and_report(AnyRun auto& run) {
     LossByPosition all(run.o.seq_len, 1);
     if (!validate(run, all)) return;
     run.progress.print(
@@ -98,8 +93,7 @@ void validate_and_report(Run<Device, X>& run) {
 }
 
 /// Prints which pairs --attention has read of the rows or items `of`, on all ranks; nothing without --attention. Every rank must call it.
-template <class Device, class X>
-void report_read(Run<Device, X>& run, const std::string& of) {
+void report_read(AnyRun auto& run, const std::string& of) {
     if (!run.reader) return;
     InferenceCount read;
     for (const InferenceCount& one : run.ranks.gathered(std::exchange(run.read, {}))) read.add(one);
@@ -114,121 +108,50 @@ void report_read(Run<Device, X>& run, const std::string& of) {
 
 inline constexpr int BINS_IN_A_TABLE = 64;   // more bins appear in the log only
 
-template <class Device, class X>
-void report_positions(Run<Device, X>& run, const LossByPosition& by_position) {
+void report_positions(AnyRun auto& run, const LossByPosition& by_position) {
     if (!run.o.position_bins) return;
     const std::vector<PositionBin> bins = by_position.means();
     if (run.ranks.first() && int(bins.size()) <= BINS_IN_A_TABLE) print_table("validation loss by position", rows_of_table(bins));
-    run.log.write({{"event", "loss_by_position"}, {"step", run.state.step}}, "bins", as_json(bins));
+    run.log.write({{"event", "loss_by_position"}, {"step", run.state.step}, {"bins", RawJson{as_json(bins)}}});
 }
 
 // ------------------------------------------------------------------------------------------------------------- multiple choice
 
-/// Answers evaluated together: single ones, or all answers of items with shared contexts.
-struct EvaluationBatch {
-    std::vector<size_t> answers;                // their indices in the task
-    std::vector<const EvaluationItem*> items;   // empty for single answers
-};
-
-/// Precondition: each item fits alone. Packs as many items as fit into each batch. first[n]: index of item n's first answer.
+/// The task's answers in their order, in batches of as many items as fit, one if the model is not causal. An answer becomes an item of its
+/// own where contexts differ, the item is too large or the model is not causal.
 template <class Device, class X>
-void add_shared(std::vector<EvaluationBatch>& batches, const SharedContexts<Device, X>& shared, const EvaluationTask& task,
-                const std::vector<size_t>& first, const std::vector<size_t>& items) {
+std::vector<std::vector<EvaluationItem>> batches_of(const EvaluationTask& task, const SharedContexts<Device, X>& contexts) {
+    std::vector<std::vector<EvaluationItem>> batches;
     int64_t rows = 0;
-    for (size_t n : items) {
-        const EvaluationItem& item = task.items[n];
-        rows += shared.rows_of(item);
-        if (n == items.front() || !shared.fit(rows)) batches.emplace_back(), rows = shared.rows_of(item);
-        batches.back().items.push_back(&item);
-        for (size_t a = 0; a < item.answers.size(); a++) batches.back().answers.push_back(first[n] + a);
-    }
-}
-
-/// Single answers, B at a time, sorted by length so that batches have little padding.
-inline void add_single(std::vector<EvaluationBatch>& batches, const std::vector<const Answer*>& all, std::vector<size_t> answers,
-                       size_t B) {
-    const auto longer = [&](size_t a, size_t b) { return all[a]->tokens.size() > all[b]->tokens.size(); };
-    std::stable_sort(answers.begin(), answers.end(), longer);
-    for (size_t n = 0; n < answers.size(); n++) {
-        if (n % B == 0) batches.emplace_back();
-        batches.back().answers.push_back(answers[n]);
-    }
-}
-
-/// The log-likelihoods of a batch's answers; `all` are the task's answers.
-template <class Device, class X>
-std::vector<double> scores_of(Run<Device, X>& run, const EvaluationBatch& batch, const std::vector<const Answer*>& all) {
-    if (!batch.items.empty()) {
-        const std::vector<double> found = run.shared_contexts->log_likelihoods(batch.items);
-        run.read.add(run.shared_contexts->read());
-        return found;
-    }
-    std::vector<const Answer*> answers;
-    for (size_t n : batch.answers) answers.push_back(all[n]);
-    return log_likelihoods(run.device, run.gpt, run.feed, answers);
-}
-
-/// Divides a task's answers into batches: items with shared contexts together, other answers B at a time, or one by one if the
-/// variant is not causal, since padding would then change the result.
-template <class Device, class X>
-std::vector<EvaluationBatch> divide(Run<Device, X>& run, const EvaluationTask& task, const std::vector<const Answer*>& all) {
-    std::vector<size_t> first, shared_items, single;
-    size_t answer = 0;
+    const auto add = [&](const EvaluationItem& item) {
+        rows += contexts.rows_of(item);
+        if (batches.empty() || !contexts.is_causal() || !contexts.fit(rows)) batches.emplace_back(), rows = contexts.rows_of(item);
+        batches.back().push_back(item);
+    };
     for (const EvaluationItem& item : task.items) {
-        first.push_back(answer);
-        if (run.shared_contexts && run.shared_contexts->can_share(item)) shared_items.push_back(first.size() - 1);
+        if (contexts.can_share(item)) add(item);
         else
-            for (size_t n = 0; n < item.answers.size(); n++) single.push_back(answer + n);
-        answer += item.answers.size();
+            for (const Answer& answer : item.answers) add({{answer}, 0, item.line});
     }
-    std::vector<EvaluationBatch> batches;
-    add_single(batches, all, single, run.gpt.net.all(&LayerFacts::is_causal) ? size_t(run.gpt.B) : 1);
-    if (!shared_items.empty()) add_shared(batches, *run.shared_contexts, task, first, shared_items);
     return batches;
 }
 
 /// One log-likelihood per answer of the task, item by item. Each rank computes every ranks.size()-th batch.
-template <class Device, class X>
-std::vector<float> log_likelihoods(Run<Device, X>& run, const EvaluationTask& task) {
-    std::vector<const Answer*> all;
-    for (const EvaluationItem& item : task.items)
-        for (const Answer& answer : item.answers) all.push_back(&answer);
-    const std::vector<EvaluationBatch> batches = divide(run, task, all);
-    std::vector<float> found(all.size(), 0.0f);
-    for (size_t n = size_t(run.ranks.rank()); n < batches.size() && !stop_requested(); n += size_t(run.ranks.size())) {
+std::vector<float> log_likelihoods(AnyRun auto& run, const EvaluationTask& task) {
+    const std::vector<std::vector<EvaluationItem>> batches = batches_of(task, *run.shared_contexts);
+    std::vector<float> found;
+    for (size_t n = 0; n < batches.size(); n++) {
+        const size_t first = found.size();
+        for (const EvaluationItem& item : batches[n]) found.resize(found.size() + item.answers.size());
+        if (n % size_t(run.ranks.size()) != size_t(run.ranks.rank()) || stop_requested()) continue;
         run.ranks.at("evaluating", run.state.step);
-        const std::vector<double> sums = scores_of(run, batches[n], all);
-        for (size_t i = 0; i < sums.size(); i++) found[batches[n].answers[i]] = float(sums[i]);
+        const std::vector<double> sums = run.shared_contexts->log_likelihoods(batches[n]);
+        run.read.add(run.shared_contexts->read());
+        std::copy(sums.begin(), sums.end(), found.begin() + std::ptrdiff_t(first));
         run.progress.show_status(text("%s: %.0f%%", task.name.c_str(), 100.0 * double(n) / double(batches.size())));
     }
     run.ranks.sum(found.data(), found.size());
     return found;
-}
-
-/// The same answers in the same order, so that every item has one context and fits: an answer becomes an item of its own where
-/// contexts differ or the item is too large. Only items with one context can be read as a prompt and its continuation.
-template <class Device, class X>
-EvaluationTask split_by_context(const EvaluationTask& task, const SharedContexts<Device, X>& shared) {
-    EvaluationTask divided = task;
-    divided.items.clear();
-    for (const EvaluationItem& item : task.items) {
-        if (shared.can_share(item)) {
-            divided.items.push_back(item);
-            continue;
-        }
-        for (const Answer& answer : item.answers) {
-            EvaluationItem alone = item;
-            alone.answers = {answer};
-            divided.items.push_back(alone);
-        }
-    }
-    return divided;
-}
-
-/// log_likelihoods() with the attention of --attention.
-template <class Device, class X>
-std::vector<float> log_likelihoods_for_evaluation(Run<Device, X>& run, const EvaluationTask& task) {
-    return log_likelihoods(run, run.reader ? split_by_context(task, *run.shared_contexts) : task);
 }
 
 inline std::string describe(const EvaluationScores& s) {
@@ -252,13 +175,6 @@ inline std::vector<JsonLines::Field> fields_of(const EvaluationTask& task, const
             {"macro_f1", s.macro_f1}};
 }
 
-/// "[-12.5,-13.25]"
-inline std::string json_list(const float* values, size_t count) {
-    std::string list = "[";
-    for (size_t n = 0; n < count; n++) list += text(n ? ",%.9g" : "%.9g", double(values[n]));
-    return list + "]";
-}
-
 /// Exit::not_finite, naming the item and the weights, if a score is not finite.
 inline void require_finite(const EvaluationTask& task, const std::vector<float>& found, const std::string& weights) {
     size_t answer = 0;
@@ -271,23 +187,21 @@ inline void require_finite(const EvaluationTask& task, const std::vector<float>&
 
 /// Evaluates the tasks of --eval-data; false if a signal came. With --evaluate, `items` gets a record per item, and scores of the
 /// `weights` that are not finite are an error; a training run continues, so that it can save.
-template <class Device, class X>
-bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::string& weights = "") {
+bool evaluate_tasks(AnyRun auto& run, JsonLines* items = nullptr, const std::string& weights = "") {
     for (const EvaluationTask& task : run.data.tasks) {
-        const std::vector<float> found = log_likelihoods_for_evaluation(run, task);
+        const std::vector<float> found = log_likelihoods(run, task);
         if (run.ranks.any(stop_requested())) return false;
         if (items) require_finite(task, found, weights);
         const EvaluationScores scores = score(task, found);
         run.progress.print(text("%s: %s", task.name.c_str(), describe(scores).c_str()));
         run.log.write(fields_of(task, scores, run.state.step));
         report_read(run, task.name);
-        const float* of = found.data();
+        auto of = found.begin();
         for (size_t n = 0; items && n < task.items.size(); n++) {
-            const size_t count = task.items[n].answers.size();
+            const auto end = of + std::ptrdiff_t(task.items[n].answers.size());
             items->write({{"task", task.name}, {"item", int64_t(n)}, {"gold", int64_t(task.items[n].gold)},
-                          {"chosen", int64_t(scores.chosen[n])}},
-                         "log_likelihoods", json_list(of, count));
-            of += count;
+                          {"chosen", int64_t(scores.chosen[n])}, {"log_likelihoods", std::vector<float>(of, end)}});
+            of = end;
         }
     }
     return true;
@@ -297,34 +211,29 @@ bool evaluate_tasks(Run<Device, X>& run, JsonLines* items = nullptr, const std::
 
 /// Opens the log of --eval-log and writes its first record; without --eval-log and on ranks other than the first the log writes nothing.
 /// Exit::usage if the file exists and is not an evaluation log.
-template <class Device, class X>
-void open_evaluation_log(Run<Device, X>& run, const std::string& weights) {
+void open_evaluation_log(AnyRun auto& run, const std::string& weights) {
     const std::string& path = run.o.eval_log;
     if (!run.ranks.first() || path.empty()) return;
     std::ifstream before(path);
     std::string first;
     if (std::getline(before, first) && first.find("\"evaluates\":") == std::string::npos)
         fail(Exit::usage, "--eval-log ", path, ": exists and is not an evaluation log; choose another path");
-    run.log = JsonLines::whole(path);
+    run.log.open_whole(path);
     log_config(run, {{"evaluates", weights}});
 }
 
-/// Writes the last record and renames the file to its final name.
-template <class Device, class X>
-void finish_evaluation_log(Run<Device, X>& run) {
+void finish_evaluation_log(AnyRun auto& run) {
     run.log.write({{"event", "done"},
                    {"step", run.state.step},
                    {"val_loss", run.validation.loss},
                    {"peak_bytes", int64_t(peak_memory(run.device))},
                    {"seconds", run.since_start.seconds()}});
     run.log.finish();
-    if (run.log.failed()) fail(Exit::data, run.o.eval_log, ": could not be written completely");
 }
 
 /// Validation loss, as a whole and by position. False if a signal came; Exit::not_finite, naming the weights, for a loss that is not
 /// finite.
-template <class Device, class X>
-bool evaluate_validation(Run<Device, X>& run, const std::string& weights) {
+bool evaluate_validation(AnyRun auto& run, const std::string& weights) {
     LossByPosition by_position(run.o.seq_len, std::max(1, run.o.position_bins));
     if (!validate(run, by_position)) return false;
     if (!std::isfinite(run.validation.loss))
@@ -340,32 +249,27 @@ bool evaluate_validation(Run<Device, X>& run, const std::string& weights) {
 }
 
 /// --evaluate: validation loss and tasks, for a checkpoint or imported weights.
-template <class Device, class X>
-Exit evaluate(Run<Device, X>& run, const Origin& origin) {
+Exit evaluate(AnyRun auto& run, const Origin& origin) {
     const Options& o = run.o;
     if (!origin.folder()) fail(Exit::usage, "--evaluate needs weights: give --checkpoint, --resume, or a folder as --model");
     if (!run.data.val && run.data.tasks.empty()) fail(Exit::usage, "nothing to evaluate: give --val-data or --eval-data");
     require_outside("--eval-out", o.eval_out, *origin.folder());
     require_outside("--eval-log", o.eval_log, *origin.folder());
-    require_memory(run.memory_plan(), o, available_memory(run.device), ranks_per_device(run.device, run.ranks.local_size()));
-    run.gpt.allocate(run.device);
-    run.feed.allocate(run.device);
-    if (run.shared_contexts) run.shared_contexts->allocate();
+    run.allocate();
     const std::string weights = origin.folder()->string();
     load_for_inference(run.device, run.gpt, weights);
-    ReplicaCheck<Device, X>(run.device, run.gpt).require_equal_start(run.device, run.ranks, weights);
+    ReplicaCheck(run.device, run.gpt).require_equal_start(run.device, run.ranks, weights);
     if (origin.resume_from) run.state.step = load_state(weights, run.gpt.net.tensors, nullptr, nullptr).step;
     catch_stop_signals(SECONDS_TO_STOP);
     open_evaluation_log(run, weights);
     JsonLines items;
-    if (run.ranks.first() && !o.eval_out.empty()) items = JsonLines::whole(o.eval_out);
+    if (run.ranks.first() && !o.eval_out.empty()) items.open_whole(o.eval_out);
     const bool whole = (!run.data.val || evaluate_validation(run, weights)) && evaluate_tasks(run, &items, weights);
     if (!whole) {
         run.progress.print("stopped before everything was scored");
         return Exit::signal;
     }
     items.finish();
-    if (items.failed()) fail(Exit::data, o.eval_out, ": could not be written completely");
     finish_evaluation_log(run);
     return Exit::done;
 }

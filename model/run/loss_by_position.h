@@ -1,6 +1,5 @@
 // Validation loss by position in the row. It shows where a model that was trained on short rows, or that has a window, gets worse.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -8,7 +7,6 @@
 
 #include "model/ranks/ranks.h"
 
-/// One bin's mean cross-entropy.
 struct PositionBin {
     int first, last;         // positions
     int64_t targets;         // unmasked targets; a loss mask may hide some or all
@@ -25,7 +23,6 @@ public:
     /// For rows of T tokens in `bins` bins, at most T. Bin n begins at position n T / bins, rounded down.
     LossByPosition(int T, int bins);
 
-    /// The same bins without rows.
     LossByPosition empty() const { return {T_, bins()}; }
 
     /// Adds one row: cross-entropy in nats of its targets (T). Negative targets do not count.
@@ -45,25 +42,21 @@ public:
     /// Every rank must call it. Sums over all ranks, with the same bits on each.
     void sum_over(Ranks& ranks);
 
-    double targets() const;   // over all bins
-    double loss() const;      // nats per target over all bins; NaN without targets
+    double targets() const { return total(TARGETS); }
+    double loss() const { return total(LOSS) / targets(); }   // nats per target over all bins; NaN without targets
 
     std::vector<PositionBin> means() const;
 
 private:
-    /// Sums over the rows with targets in the bin; loss_r and targets_r are sums over a row's part of the bin.
-    struct Sums {
-        double rows = 0, loss = 0, targets = 0;
-        double loss_loss = 0, loss_targets = 0, targets_targets = 0;   // of products
-        void add(const Sums& other);
-    };
+    enum { ROWS, LOSS, TARGETS, LOSS_LOSS, LOSS_TARGETS, TARGETS_TARGETS, SUMS };   // the last three are of products
 
-    int bins() const { return int(sums_.size()); }
+    int bins() const { return int(sums_.size() / SUMS); }
     int begin(int n) const { return int(int64_t(n) * T_ / bins()); }
     void add(int n, double loss, double targets);
+    double total(int sum) const;
 
     int T_;
-    std::vector<Sums> sums_;
+    std::vector<double> sums_;   // (bins, SUMS) over the rows with targets in the bin, of a row's loss and targets in it
 };
 
 /// Rows of a printed table: ("0 to 31", "4.1234 +- 0.0123, 512 targets").

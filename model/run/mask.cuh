@@ -65,16 +65,14 @@ inline Picture draw_mask(const std::vector<uint8_t>& seen, int NH, int T) {
     return same ? heads[0] : side_by_side(heads);
 }
 
-/// `chosen` (--mask-layer), or for -1 the last layer that is of the model's own variant.
-inline int layer_to_draw(const Config& config, const Variants& variants, int chosen) {
-    if (chosen >= config.L) fail(Exit::usage, "--mask-layer ", chosen, ": the model's layers are 0 to ", config.L - 1);
-    if (chosen >= 0) return chosen;
+inline int last_of_own_variant(const Config& config, const Variants& variants) {
     int l = config.L - 1;
     while (l > 0 && config.of_layer(l).variant != variants.own.name) l--;
     return l;
 }
 
-/// --show-mask: writes a picture of one layer's mask on the first tokens of the data, and prints its statistics.
+/// --show-mask: writes a picture of the mask of the last layer of the model's own variant on the first tokens of the data, and prints its
+/// statistics.
 inline void show_mask(const Variants& variants, const Options& o) {
     if (o.seq_len > 4096)
         fail(Exit::usage, "--show-mask draws one pixel per pair: --seq-len must be from 1 to 4096, not ", o.seq_len);
@@ -83,7 +81,7 @@ inline void show_mask(const Variants& variants, const Options& o) {
     Origin origin = find_origin(o, variants, chosen_checkpoint(o), true);
     const Data data = open_data(o, 1, origin.config);
     if (!data.val && !data.train) fail(Exit::usage, "--show-mask needs tokens: give --val-data, or leave out --evaluate");
-    const int T = o.seq_len, l = layer_to_draw(origin.config, variants, o.mask_layer);
+    const int T = o.seq_len, l = last_of_own_variant(origin.config, variants);
     const Qwen whole(variants, origin.config);
     Config up_to_layer = origin.config;
     up_to_layer.L = l + 1;
@@ -116,20 +114,10 @@ inline void show_mask(const Variants& variants, const Options& o) {
     const std::vector<uint8_t> seen = seen_pairs(gpt, T, batch.documents);
     const Picture picture = draw_mask(seen, c.NH, T);
     write_picture(o.show_mask, picture);
-    double pairs = 0, otherwise = 0;   // visible pairs; those that differ from the policy's data-independent mask
-    for (int h = 0; h < c.NH; h++)
-        for (int i = 0; i < T; i++)
-            for (int j = 0; j < T; j++) {
-                const bool is = seen[(size_t(h) * T + i) * T + j];
-                const int start = batch.documents ? batch.documents.at(0, i) : 0;
-                pairs += is, otherwise += is != (j >= start && layer.visible(h, i - start, j - start));
-            }
+    const double pairs = double(std::count(seen.begin(), seen.end(), 1));
     std::cout << o.show_mask << ": layer " << l << " of " << gpt.net.layers.back().variant->name
               << ", rows are queries, columns keys, black is seen; "
               << text("%.1f%% of causal pairs", 100 * pairs / (c.NH * (T * (T + 1.0) / 2)))
               << (std::isnan(tiles) ? "" : text(", %.1f%% of causal tiles", 100 * tiles))
               << (!std::isnan(tiles) && layer.facts.branch_names.size() > 1 ? " in all softmaxes" : "") << "\n";
-    if (otherwise > 0)
-        std::cout << "this mask depends on the data: drawn for the first tokens of " << stream.name() << " with "
-                  << (origin.folder() ? "the weights of " + origin.folder()->string() : std::string("the initial weights")) << "\n";
 }

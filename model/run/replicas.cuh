@@ -25,19 +25,10 @@ struct TensorPieces {
         }
     }
 
-    /// Adds the sum of each piece to its tensor's sum.
     void add_up(const uint64_t* sums, uint64_t* of_tensors) const {
         for (size_t p = 0; p < pieces.size(); p++) of_tensors[tensors[p]] += sums[p];
     }
 };
-
-/// Every tensor in a buffer of the whole model.
-inline TensorPieces pieces_of(const TensorList& list) {
-    TensorPieces all;
-    size_t number = 0;
-    for (const Tensor& tensor : list) all.add(number++, {tensor.slot.offset, tensor.slot.offset + tensor.slot.size});
-    return all;
-}
 
 /// Every tensor's elements in the storage of this rank alone.
 inline TensorPieces pieces_of(const TensorList& list, const std::vector<HeldSpan>& storage) {
@@ -52,6 +43,9 @@ inline TensorPieces pieces_of(const TensorList& list, const std::vector<HeldSpan
     }
     return all;
 }
+
+/// Every tensor's elements in a flat buffer.
+inline TensorPieces pieces_of(const TensorList& list) { return pieces_of(list, {{0, list.size(), 0}}); }
 
 /// Checksums of one rank's weights, moments and master weights, piece by piece.
 template <class Device, class X>

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 #include <iterator>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -23,51 +22,40 @@
 
 // ---- log.jsonl
 
-static std::string gap_record(int64_t missing, const std::string& reason) {
-    return written(nlohmann::ordered_json{{"event", "gap"}, {"missing", missing}, {"reason", reason}}, -1, NotUtf8::replace) + "\n";
-}
-
 namespace {
 
-/// The part of a log that a run resumed at `step` keeps: each training step up to it once, and the other records up to it, except a
-/// finished run's last.
+/// What a run resumed at `step` keeps of a log: each training step and each validation up to it once, and the other records up to it,
+/// except a finished run's last.
 struct KeptLog {
-    int64_t step = 0;
+    int64_t step;
     std::string lines{};
-    std::set<int64_t> trained{}, validated{};   // steps with such a record
-    std::optional<int64_t> begin{};             // step of the first config record
-    int64_t no_records = 0, doubled = 0, in_gaps = 0;
-    double loss = NAN;   // of `step`
+    std::set<std::pair<bool, int64_t>> steps{};   // of training (true) and of validations
+    int64_t begin = -1;                           // step of the first config record
+    int64_t invalid = 0, in_gaps = 0;
+    double loss = NAN;                            // of `step`
 
     void take(const std::string& line);
-    int64_t absent() const;
+
+    /// Training steps that have no record and that no gap record counts; without such steps, invalid lines.
+    int64_t missing() const {
+        const int64_t from = std::max<int64_t>(0, begin), there = std::distance(steps.upper_bound({true, from}), steps.end());
+        const int64_t absent = step - from - there - in_gaps;
+        return absent > 0 ? absent : invalid;
+    }
 };
 
 void KeptLog::take(const std::string& line) {
     const auto record = parse_json(line, false);
-    const auto at = record.find("step"), event = record.find("event"), missing = record.find("missing"), its_loss = record.find("loss");
-    if (!record.is_object() || (at != record.end() && !at->is_number_integer())) return void(no_records++);
-    const int64_t of = at == record.end() ? 0 : at->get<int64_t>();
-    const std::string name = event != record.end() && event->is_string() ? event->get<std::string>() : "";
-    if (name == "done" || of > step) return;
-    if (event == record.end()) {
-        const bool of_training = record.contains("grad_norm");
-        if (!(of_training ? trained : validated).insert(of).second) return void(doubled++);
-        if (of_training && of == step && its_loss != record.end() && its_loss->is_number()) loss = its_loss->get<double>();
-    }
-    if (name == "config" && !begin) begin = of;
-    if (name == "gap" && missing != record.end() && missing->is_number_integer()) in_gaps += missing->get<int64_t>();
+    const auto whole = [&](const char* key) { return record.contains(key) && record[key].is_number_integer(); };
+    if (!record.is_object() || (record.contains("step") && !whole("step"))) return void(invalid++);
+    const int64_t of = whole("step") ? record["step"].get<int64_t>() : 0;
+    const bool has_event = record.contains("event"), trains = record.contains("grad_norm");
+    const std::string event = has_event && record["event"].is_string() ? record["event"].get<std::string>() : "";
+    if (event == "done" || of > step || (!has_event && !steps.emplace(trains, of).second)) return;
+    if (!has_event && trains && of == step && record.contains("loss") && record["loss"].is_number()) loss = record["loss"].get<double>();
+    if (event == "config" && begin < 0) begin = of;
+    if (event == "gap" && whole("missing")) in_gaps += record["missing"].get<int64_t>();
     lines += line + "\n";
-}
-
-/// Training steps that have no record and that no gap record counts.
-int64_t KeptLog::absent() const {
-    const int64_t from = begin.value_or(0), there = std::distance(trained.upper_bound(from), trained.end());
-    return std::max<int64_t>(0, step - from - there - in_gaps);
-}
-
-void warn_of_log(const std::string& path, int64_t count, const char* what) {
-    if (count > 0) std::fprintf(stderr, "warning: %s: %lld %s\n", path.c_str(), static_cast<long long>(count), what);
 }
 
 }   // namespace
@@ -90,36 +78,23 @@ static std::string kept_lines(const std::string& path, int64_t step, double loss
     if (std::isfinite(loss) && std::isfinite(kept.loss) && kept.loss != loss)
         fail(Exit::checkpoint, path, ": is the log of another run (its step ", step, " has the loss ", kept.loss, ", the checkpoint ", loss,
              "); move it away to start another");
-    warn_of_log(path, kept.no_records, "invalid lines were dropped");
-    warn_of_log(path, kept.doubled, "duplicate records were dropped");
-    const int64_t absent = kept.absent();
-    warn_of_log(path, absent, "steps have no record");
-    if (absent > 0) return kept.lines + gap_record(absent, "steps without a record, found on resuming");
-    return kept.lines + (kept.no_records ? gap_record(kept.no_records, "invalid lines, found on resuming") : "");
+    const int64_t missing = kept.missing();
+    if (missing == 0) return kept.lines;
+    std::fprintf(stderr, "warning: %s: %lld records are missing or invalid\n", path.c_str(), static_cast<long long>(missing));
+    const nlohmann::ordered_json gap{{"event", "gap"}, {"missing", missing}, {"reason", "records missing or invalid, found on resuming"}};
+    return kept.lines + written(gap) + "\n";
 }
 
-JsonLines::JsonLines(const std::string& path, int64_t resume_step, double loss) {
+void JsonLines::open(const std::string& path, int64_t resume_step, double loss) {
     const std::string kept = resume_step >= 0 ? kept_lines(path, resume_step, loss) : "";
-    open(path);
+    open_whole(path);
     if (!write_all(descriptor_, kept.data(), kept.size()) || retried([&] { return fsync(descriptor_); }) != 0)
         fail(Exit::checkpoint, unnamed_, ": cannot be written (", last_os_error(), "); ", path, " is as it was");
     whole_ = kept.size();
     name(resume_step < 0);
 }
 
-JsonLines JsonLines::whole(const std::string& path) {
-    JsonLines lines;
-    lines.open(path);
-    return lines;
-}
-
-void JsonLines::finish() {
-    if (descriptor_ < 0 || (failed() && !write_waiting())) return;
-    sync();
-    name(true);
-}
-
-void JsonLines::open(const std::string& path) {
+void JsonLines::open_whole(const std::string& path) {
     std::error_code ignored;
     const auto there = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
@@ -129,6 +104,13 @@ void JsonLines::open(const std::string& path) {
     descriptor_ = open_new(unnamed);
     if (descriptor_ < 0) fail(Exit::checkpoint, unnamed, ": cannot be written (", last_os_error(), "); choose another path");
     unnamed_ = unnamed;
+}
+
+void JsonLines::finish() {
+    if (descriptor_ < 0) return;
+    if (failed() && !write_waiting()) fail(Exit::data, path_, ": could not be written completely");
+    sync();
+    name(true);
 }
 
 void JsonLines::name(bool keep_older) {
@@ -143,58 +125,23 @@ void JsonLines::name(bool keep_older) {
 JsonLines::~JsonLines() {
     if (descriptor_ >= 0) write_waiting(), ::close(descriptor_);
     if (!unnamed_.empty()) std::remove(unnamed_.c_str());
-    if (failed())
-        std::fprintf(stderr, "warning: %s lacks its last %lld records (%s)\n", path_.c_str(),
-                     static_cast<long long>(int64_t(waiting_.size()) + dropped_), reason_.c_str());
+    if (failed()) std::fprintf(stderr, "warning: %s lacks its last %zu records (%s)\n", path_.c_str(), waiting_.size(), reason_.c_str());
 }
 
-JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    std::swap(path_, other.path_);
-    std::swap(unnamed_, other.unnamed_);
-    std::swap(whole_, other.whole_);
-    std::swap(waiting_, other.waiting_);
-    std::swap(waiting_bytes_, other.waiting_bytes_);
-    std::swap(dropped_, other.dropped_);
-    std::swap(reason_, other.reason_);
-    std::swap(warned_, other.warned_);
-    std::swap(sync_warned_, other.sync_warned_);
-    return *this;
-}
-
-void JsonLines::warn(const std::string& reason) {
-    reason_ = reason;
-    if (!std::exchange(warned_, true))
-        std::fprintf(stderr, "warning: %s cannot be written (%s); the run continues and retries with each record\n", path_.c_str(),
-                     reason.c_str());
-}
-
-/// A log that cannot be written does not stop the run.
-void JsonLines::put(const std::string& line) {
-    constexpr size_t MOST_WAITING = size_t(1) << 20;
-    if (descriptor_ < 0) return;
-    waiting_.push_back(line);
-    waiting_bytes_ += line.size();
-    if (write_waiting() || waiting_bytes_ <= MOST_WAITING) return;
-    for (; waiting_bytes_ > MOST_WAITING / 2; dropped_++) {   // half, or every record would drop one
-        waiting_bytes_ -= waiting_.front().size();
-        waiting_.pop_front();
-    }
-}
-
-/// Writes the waiting lines, after a gap record for dropped ones. False if some still wait; a partial line is removed.
+/// Writes the waiting lines. False if some still wait; a partial line is removed. A log that cannot be written does not stop the run.
 bool JsonLines::write_waiting() {
-    if (dropped_ > 0) waiting_.push_front(gap_record(dropped_, reason_)), waiting_bytes_ += waiting_.front().size(), dropped_ = 0;
-    while (!waiting_.empty()) {
+    for (; !waiting_.empty(); waiting_.pop_front()) {
         const std::string& line = waiting_.front();
         if (!write_all(descriptor_, line.data(), line.size())) {
-            warn(last_os_error());
+            reason_ = last_os_error();
+            if (!std::exchange(warned_, true))
+                std::fprintf(stderr, "warning: %s cannot be written (%s); the run continues and retries with each record\n", path_.c_str(),
+                             reason_.c_str());
             const bool cut = retried([&] { return ftruncate(descriptor_, off_t(whole_)); }) == 0;
             if (!cut) (void)write_all(descriptor_, "\n", 1);
             return false;
         }
-        whole_ += line.size(), waiting_bytes_ -= line.size();
-        waiting_.pop_front();
+        whole_ += line.size();
     }
     if (std::exchange(warned_, false)) std::fprintf(stderr, "note: %s can be written again\n", path_.c_str());
     return true;
@@ -205,23 +152,18 @@ void JsonLines::sync() {
     std::fprintf(stderr, "warning: %s cannot be synced to disk (%s)\n", path_.c_str(), last_os_error().c_str());
 }
 
-static nlohmann::ordered_json object_of(const std::vector<JsonLines::Field>& fields) {
+static nlohmann::ordered_json json_of(const RawJson& value) { return parse_json(value.text); }
+template <class X>
+nlohmann::ordered_json json_of(const X& value) {
+    return value;
+}
+
+void JsonLines::write(const std::vector<Field>& fields) {
+    if (descriptor_ < 0) return;
     nlohmann::ordered_json object;
-    for (const auto& [key, value] : fields) std::visit([&, name = key](const auto& v) { object[name] = v; }, value);
-    return object;
-}
-
-/// Paths and prompts need not be valid UTF-8; invalid bytes become U+FFFD.
-static std::string line_of(const nlohmann::ordered_json& object) {
-    return written(object, -1, NotUtf8::replace) + "\n";
-}
-
-void JsonLines::write(const std::vector<Field>& fields) { put(line_of(object_of(fields))); }
-
-void JsonLines::write(const std::vector<Field>& fields, const char* key, const std::string& json) {
-    std::string line = line_of(object_of(fields));
-    line.insert(line.rfind('}'), text(",\"%s\":%s", key, json.c_str()));
-    put(line);
+    for (const auto& [key, value] : fields) std::visit([&, name = key](const auto& v) { object[name] = json_of(v); }, value);
+    waiting_.push_back(written(object, -1, NotUtf8::replace) + "\n");   // paths and prompts need not be valid UTF-8
+    write_waiting();
 }
 
 std::vector<JsonLines::Field> of_program() {
@@ -256,14 +198,10 @@ void Progress::put(const std::string& line) {
     }
 }
 
-void Progress::step(const StepReport& r, int64_t steps_in_this_run) {
-    average_ = steps_in_this_run <= 2 ? r.seconds : 0.9 * average_ + 0.1 * r.seconds;   // ignores the first step, which warms up
+void Progress::step(const std::string& what, double seconds, int64_t steps_left) {
+    average_ = ++steps_ <= 2 ? seconds : 0.9 * average_ + 0.1 * seconds;   // ignores the first step, which warms up
     if (!prints_ || (launched_ && !writable(0))) return;
-    const std::string line =
-        text("step %5lld/%lld %5.1f%% | loss %s | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s | %s left",
-             static_cast<long long>(r.step), static_cast<long long>(r.steps), 100.0 * double(r.step) / double(r.steps),
-             shown_loss(r.loss).c_str(), r.grad_norm, r.lr, r.seconds * 1e3, r.flops_per_second / 1e9, r.tokens_per_second,
-             human_seconds(average_ * double(r.steps - r.step)).c_str());
+    const std::string line = what + " | " + human_seconds(average_ * double(steps_left)) + " left";
     put(in_place_ ? "\r\033[K" + line : line + "\n");
     line_open_ = in_place_, shows_status_ = false;
 }

@@ -10,56 +10,50 @@
 
 #include "model/attention_report.h"
 
-/// log.jsonl: one JSON object per line, numbers in full precision, each line written at once. A line that cannot be written is kept and
-/// written before the next one. If more than a MiB is waiting, the oldest lines are dropped, and the log gets a record
-/// {"event":"gap","missing":N,"reason":...}.
+/// A field's value that is JSON text already, on one line.
+struct RawJson {
+    std::string text;
+};
+
+/// log.jsonl: one JSON object per line, numbers in full precision, each line written at once. A line that cannot be written stays in
+/// memory, however many do, and is written before the next one.
 class JsonLines {
 public:
-    using Value = std::variant<int64_t, double, std::string, HeadTable>;
+    using Value = std::variant<int64_t, double, std::string, HeadTable, std::vector<float>, RawJson>;
     using Field = std::pair<std::string, Value>;
 
-    JsonLines() = default;   // writes nothing; for ranks other than the first
+    JsonLines() = default;   // writes nothing until it is opened; on ranks other than the first it stays so
+    JsonLines(const JsonLines&) = delete;
+    ~JsonLines();
 
     /// Opens a new file; an older one is kept as PATH.old. With resume_step >= 0, records up to that step are kept and later ones of a
     /// killed run are dropped, so that no step appears twice. Invalid lines and steps without a record give a warning and a gap.
     /// Exit::checkpoint if the file cannot be written, or if the older one cannot be read or belongs to another run: its step
     /// resume_step has a loss other than `loss`.
-    JsonLines(const std::string& path, int64_t resume_step, double loss = NAN);
+    void open(const std::string& path, int64_t resume_step = -1, double loss = NAN);
 
-    /// A new file that finish() renames into place: complete or absent.
-    static JsonLines whole(const std::string& path);
+    /// Opens a file that finish() renames into place: complete or absent. Exit::data if lines could not be written.
+    void open_whole(const std::string& path);
     void finish();
-
-    ~JsonLines();
-    JsonLines(JsonLines&& other) noexcept { *this = std::move(other); }
-    JsonLines& operator=(JsonLines&& other) noexcept;
 
     /// Writes a record. Numbers that are not finite become null, because JSON cannot represent them.
     void write(const std::vector<Field>& fields);
 
-    /// The same with a further field `key`, whose value is JSON text on one line.
-    void write(const std::vector<Field>& fields, const char* key, const std::string& json);
-
     /// Syncs the file to disk. Warns once if that fails.
     void sync();
 
-    /// Whether lines wait or were dropped (a warning was printed).
-    bool failed() const { return !waiting_.empty() || dropped_ > 0; }
+    /// Whether lines wait (a warning was printed).
+    bool failed() const { return !waiting_.empty(); }
 
 private:
-    void open(const std::string& path);
     void name(bool keep_older);
-    void put(const std::string& line);
     bool write_waiting();
-    void warn(const std::string& reason);
 
     int descriptor_ = -1;
     std::string path_, unnamed_;   // final path, and temporary path until the rename
     size_t whole_ = 0;             // bytes of the complete lines in the file
     std::deque<std::string> waiting_;
-    size_t waiting_bytes_ = 0;
-    int64_t dropped_ = 0;          // lines dropped since the last gap record
-    std::string reason_;           // why lines wait or were dropped
+    std::string reason_;           // why lines wait
     bool warned_ = false, sync_warned_ = false;
 };
 
@@ -70,19 +64,7 @@ inline void append(std::vector<JsonLines::Field>& fields, const std::vector<Json
     fields.insert(fields.end(), more.begin(), more.end());
 }
 
-/// The figures of one optimiser step, for output and log.
-struct StepReport {
-    int64_t step, steps;   // from 1; total of the run
-    int64_t tokens;        // trained so far
-    double loss;   // NaN if the loss mask hides every target of the step
-    double grad_norm, lr;
-    double seconds;   // of this step
-    double tokens_per_second;
-    double flops_per_second;
-    double mfu;   // relative to the measured ceiling of all ranks
-};
-
-/// "2.3456", or "-" for NaN.
+/// "-" for NaN: the loss mask hides every target of the step.
 std::string shown_loss(double loss);
 
 /// The step line: rewritten in place on a terminal, one line per step in a pipe, nothing on ranks other than the first. If a launcher
@@ -91,16 +73,17 @@ std::string shown_loss(double loss);
 class Progress {
 public:
     Progress(bool prints, bool launched);
-    void step(const StepReport& report, int64_t steps_in_this_run);
+    /// Shows a step that took `seconds`, and the time that `steps_left` more will take.
+    void step(const std::string& what, double seconds, int64_t steps_left);
     /// Shows a transient status in place of the current line, on a terminal only.
     void show_status(const std::string& what);
-    /// Prints other output, on its own lines.
     void print(const std::string& what);
 
 private:
     void put(const std::string& line);
 
     bool prints_, launched_, in_place_, line_open_ = false, shows_status_ = false;
+    int64_t steps_ = 0;
     double average_ = 0;   // smoothed seconds per step, for the time left
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -10,17 +11,14 @@
 
 #include <omp.h>
 
-#include "data/documents/files.h"
 #include "data/loader.h"
-#include "data/tokenizers/tokenizer.h"
 #include "model/base/disk.h"
-#include "model/base/hash.h"
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/device/graphs.cuh"
 #include "model/device/machine.h"
-#include "model/generate/sample.h"
+#include "model/generate/sample.cuh"
 #include "model/gpt.h"
 #include "model/monitor.cuh"
 #include "model/ranks/collectives.cuh"
@@ -33,7 +31,6 @@
 #include "model/run/start.h"
 #include "model/run/summary.h"
 
-/// Cross-entropy on the validation shards.
 struct Validation {
     double loss = NAN;            // nats per token
     double bits_per_byte = NAN;   // NaN when the tokenizer is unknown
@@ -65,9 +62,8 @@ private:
     Stopwatch since_;
 };
 
-/// The output of a run.
 struct RunOutput {
-    FolderLock lock;   // of the output folder, on rank 0
+    Descriptor lock;   // of the output folder, on rank 0
     JsonLines log;
     Progress progress;
     CollapseWatch collapse;
@@ -78,16 +74,14 @@ struct RunOutput {
     RunOutput(bool first, bool launched) : progress(first, launched) {}
 };
 
-/// The evaluation of a run.
 template <class Device, class X>
 struct RunEvaluation {
     Validation validation;
     std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
     InferenceCount read;                        // counts of the reader on this rank since the last report
-    std::optional<SharedContexts<Device, X>> shared_contexts;   // if an item's answers can share the computation of its context
+    std::optional<SharedContexts<Device, X>> shared_contexts;   // with --eval-data
 };
 
-/// The state of a run, carried from step to step.
 template <class Device, class X>
 struct Run : RunOutput, RunEvaluation<Device, X> {
     Device device;
@@ -100,11 +94,10 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
     StepGraphs<Device> graphs;
     Flops flops;              // of a step
     TrainerState state;       // after the last step
-    int64_t first_step = 0;   // first step of this process, from 1
 
     // Last, so that they end first: sums that wait for a lost rank are aborted before memory is freed, which waits for them.
     std::optional<ReplicaCheck<Device, X>> replicas;   // set by begin(), unless --check-ranks-every is 0
-    std::optional<Collectives<Device>> collectives;    // set by begin()
+    std::optional<Collectives<Device>> collectives;    // set by allocate(), to train
     StopWithinStep stop_within_step;
     bool ranks_compute_alike = true;   // whether ranks compute the same bits from the same rows
 
@@ -127,11 +120,9 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
                 fail(Exit::usage, "--attention ", o.inference.attention, " is computed on the CPU in --evaluate; give --device cpu");
             this->reader.emplace(config, o.inference.how);
         }
-        if (!data.tasks.empty() && !o.document_mask && gpt.net.all(&LayerFacts::is_causal))
-            this->shared_contexts.emplace(device, gpt, feed, this->reader ? &*this->reader : nullptr);
+        if (!data.tasks.empty()) this->shared_contexts.emplace(device, gpt, feed, this->reader ? &*this->reader : nullptr);
     }
 
-    /// The model's plan and the run's other memory.
     std::vector<MemoryUse> memory_plan() {
         std::vector<MemoryUse> plan = gpt.memory_plan();
         plan.push_back({"batches", feed.bytes()});
@@ -145,6 +136,16 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
         return plan;
     }
 
+    /// Allocates all memory. Exit::out_of_memory, before, if the plan does not fit.
+    void allocate() {
+        require_memory(memory_plan(), o, available_memory(device), ranks_per_device(device, ranks.local_size()));
+        if (!o.evaluate) collectives.emplace(device, ranks);   // first, since NCCL allocates memory
+        gpt.allocate(device);
+        feed.allocate(device);
+        if (this->shared_contexts) this->shared_contexts->allocate();
+        monitor.allocate();
+    }
+
     bool samples() const { return data.tokenizer && o.sample_every; }
 
     bool due(int64_t every, bool last) const { return every && (state.step % every == 0 || last); }
@@ -154,15 +155,21 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
     bool evaluation_due(bool last) const { return !data.tasks.empty() && (last || due(o.eval_every, false)); }
 };
 
+/// A Run on any device, in any number type.
+template <class R>
+concept AnyRun = std::derived_from<R, RunOutput>;
+
 /// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy, `targets` the
 /// number of tokens in the loss.
-template <class Device, class X>
-void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary, int64_t targets) {
+void report_step(AnyRun auto& run, double norm, double lr, double auxiliary, int64_t targets) {
     const TrainerState& s = run.state;
     const double seconds = run.since_step.lap(), rate = double(run.data.tokens_per_step) / seconds,
                  flops = rate * run.flops.per_token;
-    run.progress.step({s.step, run.data.steps, s.tokens, s.last_loss, norm, lr, seconds, rate, flops, flops / run.ceiling},
-                      s.step - run.first_step + 1);
+    const std::string line = text("step %5lld/%lld %5.1f%% | loss %s | norm %.3f | lr %.2e | %.0f ms | %.1f GFLOP/s | %.0f tok/s",
+                                  static_cast<long long>(s.step), static_cast<long long>(run.data.steps),
+                                  100.0 * double(s.step) / double(run.data.steps), shown_loss(s.last_loss).c_str(), norm, lr,
+                                  seconds * 1e3, flops / 1e9, rate);
+    run.progress.step(line, seconds, run.data.steps - s.step);
     std::vector<JsonLines::Field> fields = {{"step", s.step},
                                             {"tokens", s.tokens},
                                             {"loss", s.last_loss},
@@ -180,6 +187,7 @@ void report_step(Run<Device, X>& run, double norm, double lr, double auxiliary, 
 template <class Device>
 class GatheredWeights {
 public:
+    /// `owned` is the buffer itself if `is_whole`; else this rank's shard, and every rank must construct one.
     template <class X>
     GatheredWeights(Run<Device, X>& run, float* owned, bool is_whole)
         : mine_(run.device, owned, is_whole ? run.gpt.net.tensors.size() : run.gpt.shards.owned()) {
@@ -234,8 +242,7 @@ GatheredWeights<Device> whole_weights(Run<Device, X>& run) {
 }
 
 /// Checksums of the gradients of the first micro-step after the run's, on the rows of rank `of`. Overwrites the gradients.
-template <class Device, class X>
-std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
+std::vector<uint64_t> gradient_sums(AnyRun auto& run, int of) {
     const int B = run.o.batch_size, T = run.o.seq_len;
     Loader loader(*run.data.train, {B, T, run.ranks.size(), of, run.data.micro_steps, run.o.seed, run.o.shuffle});
     loader.seek(run.state.step);
@@ -251,16 +258,13 @@ std::vector<uint64_t> gradient_sums(Run<Device, X>& run, int of) {
 /// Every rank must call it. The order of sums depends on threads, processors and libraries. If ranks differ in these, their gradients
 /// differ by rounding, and comparing gradients cannot detect a faulty rank; a note is printed. Exit::usage for Muon without ZeRO-1, whose
 /// products every rank computes for itself.
-template <class Device, class X>
-void find_unlike_ranks(Run<Device, X>& run) {
+void find_unlike_ranks(AnyRun auto& run) {
     Ranks& ranks = run.ranks;
     std::string mine = describe(run.device, omp_get_max_threads());
     if (const std::string blas = describe_blas(run.device); mine.find(blas) == std::string::npos) mine += ", " + blas;
-    const std::vector<uint64_t> hashes = ranks.gathered(xxh3(mine.data(), mine.size()));
-    const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t hash) { return hash != hashes[0]; });
-    run.ranks_compute_alike = other == hashes.end();
+    const int rank = find_unlike_rank(ranks, mine);
+    run.ranks_compute_alike = rank == 0;
     if (run.ranks_compute_alike) return;
-    const int rank = int(other - hashes.begin());
     const std::string theirs = ranks.broadcast(mine, rank);
     const std::string unlike = "rank " + std::to_string(rank) + " computes with " + theirs + ", and rank 0 with " + mine;
     if (run.gpt.net.tensors.has(Role::muon) && !run.gpt.sharded())
@@ -271,8 +275,7 @@ void find_unlike_ranks(Run<Device, X>& run) {
 
 /// Every rank must call it, between two steps. Ends the job with Exit::rank, naming rank and tensor, if the ranks' copies of the model
 /// differ, if, with ZeRO-1, a rank's parts have changed since the update, or if two ranks compute different gradients from the same rows.
-template <class Device, class X>
-void check_ranks(Run<Device, X>& run) {
+void check_ranks(AnyRun auto& run) {
     Ranks& ranks = run.ranks;
     ranks.at("comparing the ranks", run.state.step);
     const auto check_memory = [&] {
@@ -287,8 +290,7 @@ void check_ranks(Run<Device, X>& run) {
 
 /// Writes a checkpoint, on rank 0. If that fails: a warning, or, for the last one, Exit::checkpoint. `sums` are the checksums of the
 /// arrays, empty with --check-ranks-every 0; Exit::rank if memory has changed when the files are written.
-template <class Device, class X>
-void write_checkpoint(Run<Device, X>& run, const std::vector<uint64_t>& sums, const float* weights, const float* m, const float* v,
+void write_checkpoint(AnyRun auto& run, const std::vector<uint64_t>& sums, const float* weights, const float* m, const float* v,
                       bool last) {
     const Options& o = run.o;
     auto& gpt = run.gpt;
@@ -296,19 +298,18 @@ void write_checkpoint(Run<Device, X>& run, const std::vector<uint64_t>& sums, co
     try {
         const std::filesystem::path tokenizer_from = std::filesystem::is_directory(o.model) ? o.model : "";
         run.log.sync();   // no step of a checkpoint may be missing from the log
-        const auto [path, doubt] = save_checkpoint(o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state,
-                                          run.data.tokenizer.get(), tokenizer_from, facts_of(run.data, gpt.net.pattern),
-                                                   [&] { run.ranks.at("saving a checkpoint"); },
-                                                   [&] { if (run.replicas) run.replicas->require_saved(sums, weights, m, v); });
+        const std::filesystem::path path = save_checkpoint(
+            o.out, gpt.net.config, gpt.net.tensors, weights, m, v, run.state, run.data.tokenizer.get(), tokenizer_from,
+            facts_of(run.data, gpt.net.pattern), [&] { run.ranks.at("saving a checkpoint"); },
+            [&] { if (run.replicas) run.replicas->require_saved(sums, weights, m, v); });
         run.saved_step = run.state.step;
         prune_checkpoints(o.out, o.keep_checkpoints);
         run.log.write({{"event", "checkpoint"}, {"step", run.state.step}, {"path", path.string()}});
         run.log.sync();
         run.progress.print("checkpoint " + path.string());
-        if (!doubt.empty()) std::cerr << "warning: " << path.string() << " is complete, but " << doubt << std::endl;
     } catch (const Error& error) {
         if (last || error.code == Exit::rank) throw;
-        run.progress.print(text("no checkpoint at step %lld, earlier ones are unchanged", static_cast<long long>(run.state.step)));
+        run.progress.print(text("saving step %lld failed, earlier checkpoints are unchanged", static_cast<long long>(run.state.step)));
         std::cerr << "warning: " << error.what() << std::endl;
     }
 }
@@ -330,8 +331,7 @@ void save(Run<Device, X>& run, bool last) {
 }
 
 /// Every rank must call it when a stop has undone a step. Saves the previous step unless it is saved already.
-template <class Device, class X>
-void save_finished_step(Run<Device, X>& run) {
+void save_finished_step(AnyRun auto& run) {
     run.ranks.broadcast(&run.saved_step, sizeof run.saved_step);   // an earlier attempt may have failed on rank 0
     if (!run.o.checkpoint_every || run.saved_step == run.state.step) return;
     if (run.ranks_check_due(true)) check_ranks(run);
@@ -339,8 +339,7 @@ void save_finished_step(Run<Device, X>& run) {
 }
 
 /// Logs how many rows each source of a mixture has given since step 1.
-template <class Device, class X>
-void log_sources(Run<Device, X>& run) {
+void log_sources(AnyRun auto& run) {
     const std::vector<Source>& sources = run.data.train->sources();
     const std::vector<uint64_t> rows = run.data.train->counts(uint64_t(run.state.data_rows));
     for (size_t n = 0; sources.size() > 1 && n < sources.size(); n++) {
@@ -351,12 +350,11 @@ void log_sources(Run<Device, X>& run) {
 }
 
 /// Waits for all ranks, then prints the last line and writes the last record and the loss curve.
-template <class Device, class X>
-Exit finish(Run<Device, X>& run, bool stopped) {
+Exit finish(AnyRun auto& run, bool stopped) {
     run.ranks.at("finishing", run.state.step);
     run.ranks.barrier();
     const Exit result = stopped ? Exit::signal : Exit::done;
-    GatheredWeights<Device> weights = whole_weights(run);
+    auto weights = whole_weights(run);
     if (!run.ranks.first()) return result;
     const auto step = static_cast<long long>(run.state.step);
     log_sources(run);

@@ -2,13 +2,60 @@
 // included (shared_texts.cuh), because mechanisms need different data of a context. If a mechanism needs only the keys
 // (LayerFacts::reads_keys_only), the CPU's attention computes contexts once, too.
 #pragma once
+#include <algorithm>
+#include <numeric>
+#include <span>
 #include <vector>
 
+#include "attention/inference/reader.h"
+#include "data/evaluation.h"
+#include "model/gpt.h"
 #include "model/operations/embedding.cuh"
 #include "model/operations/shared_texts.cuh"
-#include "model/run/log_likelihoods.cuh"
+#include "model/run/feed.cuh"
 
-/// Whether all answers of the item follow the same tokens.
+/// The arguments for rows [row, row + T) on their own: one text of a batch.
+template <class X>
+AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
+    a.B = 1, a.T = a.S = T;
+    a.q.data += row * a.q.row, a.k.data += row * a.k.row, a.v.data += row * a.v.row;
+    a.out += size_t(row) * a.NH * a.HS;
+    a.lse += size_t(row) * a.NH;   // not read; separate for each text
+    return a;
+}
+
+/// gpt_forward() of texts, read whole by `reader` in place of the variant's attention. Returns its counts. Precondition: a plain causal
+/// variant.
+template <class X>
+InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gpt, const Batch& batch) {
+    InferenceCount read;
+    const auto attend = [&, T = batch.T](int l) {
+        const AttentionForward<X> all =
+            kernel_arguments(attention_inputs(gpt, l, batch.B, T), gpt.layers[l].attention, Statistics<X>{});
+        std::vector<InferenceCount> counts(batch.B);
+#pragma omp parallel for schedule(dynamic) if (batch.B > 1)
+        for (int b = 0; b < batch.B; b++) counts[b] = reader.whole(part_of(all, b * T, T));
+        for (const InferenceCount& count : counts) read.add(count);
+        return batch.B * T;
+    };
+    const AttentionOverride texts{nullptr, attend};
+    gpt_forward(CPU{}, gpt, batch, &texts);
+    return read;
+}
+
+/// Precondition: gpt_forward(). The cross-entropy, in nats, of targets (n) after the rows (n) of its batch. The head is applied to
+/// these rows only.
+template <class Device, class X>
+std::vector<Wide<X>> token_losses(Device device, GPT<Device, X>& gpt, BatchFeed<Device>& feed, const std::vector<int32_t>& rows,
+                                  const std::vector<int32_t>& targets) {
+    const int n = int(rows.size());
+    gpt_gather_rows(device, gpt, feed.put(device, rows.data(), nullptr, 1, n).tokens, n);
+    gpt_gathered_losses(device, gpt, feed.put(device, targets.data(), nullptr, 1, n).tokens, n);
+    std::vector<Wide<X>> losses(n);
+    to_host(device, losses.data(), gpt.scratch.losses, n);
+    return losses;
+}
+
 inline bool shares_context(const EvaluationItem& item) {
     const Answer& first = item.answers.front();
     return std::all_of(item.answers.begin(), item.answers.end(), [&](const Answer& one) {
@@ -16,9 +63,10 @@ inline bool shares_context(const EvaluationItem& item) {
     });
 }
 
-/// The same as log_likelihoods() for items whose answers share their context. Precondition: every layer is causal, as texts are padded at
-/// their end. The rows of a batch are each context, followed by its answers' tokens except the last of each. After the last layer's
-/// attention only the rows that predict answers remain. With a `reader` (on the CPU) contexts are its prompts, and answers continue them.
+/// Log-likelihoods of items whose answers share their context. The rows of a batch are each context, followed by its answers' tokens except
+/// the last of each. After the last layer's attention only the rows that predict answers remain. Texts are padded at their end, so a model
+/// that is not causal reads one answer at a time. An item is one document, also with --document-mask. With a `reader` (on the CPU) contexts
+/// are its prompts, and answers continue them.
 template <class Device, class X>
 class SharedContexts {
 public:
@@ -39,23 +87,29 @@ public:
         return rows;
     }
     bool fit(int64_t rows) const { return rows <= int64_t(gpt_.B) * gpt_.T; }
-    bool can_share(const EvaluationItem& item) const { return shares_context(item) && fit(rows_of(item)); }
+    bool is_causal() const { return gpt_.net.all(&LayerFacts::is_causal); }
+    bool can_share(const EvaluationItem& item) const { return is_causal() && shares_context(item) && fit(rows_of(item)); }
 
     /// Counts of the reader since the last call.
     InferenceCount read() { return std::exchange(read_, {}); }
 
-    /// One log-likelihood per answer, item by item. Precondition: the items' rows fit.
-    std::vector<double> log_likelihoods(const std::vector<const EvaluationItem*>& items) {
+    /// One log-likelihood per answer, in nats, item by item. Precondition: the items' rows fit; one answer alone if is_causal() is false.
+    std::vector<double> log_likelihoods(std::span<const EvaluationItem> items) {
         const Predictions predictions = lay_out_rows(items);
         to_device(device_, origin_, host_origin_.data(), host_origin_.size());
         to_device(device_, texts_, host_texts_.data(), host_texts_.size());
         to_device(device_, predicting_, host_predicting_.data(), host_predicting_.size());
         const AttentionOverride rows{origin_, [this](int l) { return attend_texts(l), write_back(l); }};
         gpt_forward(device_, gpt_, feed_.put(device_, tokens_.data(), nullptr, 1, int(tokens_.size())), &rows);
-        std::vector<const Answer*> answers;
-        for (const EvaluationItem* item : items)
-            for (const Answer& answer : item->answers) answers.push_back(&answer);
-        return sums_of(token_losses(device_, gpt_, feed_, predictions.rows, predictions.targets), answers);
+        const std::vector<Wide<X>> losses = token_losses(device_, gpt_, feed_, predictions.rows, predictions.targets);
+        std::vector<double> sums;
+        auto loss = losses.begin();
+        for (const EvaluationItem& item : items)
+            for (const Answer& answer : item.answers) {
+                sums.push_back(-std::accumulate(loss, loss + answer.length(), 0.0));
+                loss += answer.length();
+            }
+        return sums;
     }
 
 private:
@@ -85,15 +139,15 @@ private:
         return row;
     }
 
-    Predictions lay_out_rows(const std::vector<const EvaluationItem*>& items) {
+    Predictions lay_out_rows(std::span<const EvaluationItem> items) {
         Predictions found;
         tokens_.clear(), host_origin_.clear(), host_texts_.clear(), host_predicting_.clear();
-        for (const EvaluationItem* item : items) {
-            const int context = item->answers.front().begin, begin = append(item->answers.front().tokens.data(), context, 0);
+        for (const EvaluationItem& item : items) {
+            const int context = item.answers.front().begin, begin = append(item.answers.front().tokens.data(), context, 0);
             const int last = int(host_predicting_.size());   // the context's last row predicts the first token of every answer
             const size_t first = host_texts_.size();
             host_predicting_.push_back(rows() - 1);
-            for (const Answer& answer : item->answers) {
+            for (const Answer& answer : item.answers) {
                 const int own = answer.length() - 1, row = append(answer.tokens.data() + context, own, context);
                 if (own) host_texts_.push_back({begin, context, row, own, host_texts_.size() == first});
                 found.rows.push_back(last);
@@ -122,7 +176,6 @@ private:
         }
     }
 
-    /// The inputs of layer l's attention for complete texts (B, T).
     LayerInputs<X> gather(int l, const SharedText* texts, int B, int T) {
         const LayerFacts& facts = gpt_.net.layers[l].attention->facts;
         const int queries = gpt_.net.config.NH * gpt_.net.config.HS, values = gpt_.net.config.NKV * gpt_.net.config.HS;
@@ -142,10 +195,10 @@ private:
 
     /// Whether the continuation of a context needs only its keys, so that attention computes it once, too.
     bool reads_contexts_once(int l) const {
-        return std::is_same_v<Device, CPU> && (reader_ || gpt_.net.layers[l].attention->facts.reads_keys_only);
+        const LayerFacts& facts = gpt_.net.layers[l].attention->facts;
+        return std::is_same_v<Device, CPU> && (reader_ || (facts.reads_keys_only && facts.is_causal));
     }
 
-    /// Replaces forward(): reads contexts and their continuations.
     void read_texts(int l, const LayerInputs<X>& in, const SharedText* texts) {
         if constexpr (std::is_same_v<Device, CPU>) {
             const AttentionForward<X> all = kernel_arguments(in, gpt_.layers[l].attention, Statistics<X>{});
@@ -157,7 +210,6 @@ private:
         }
     }
 
-    /// Reads the text whose rows in `all` begin at `row`.
     InferenceCount read_text(const CpuPasses<X>& passes, const AttentionForward<X>& all, int row, const SharedText& text) const {
         InferenceCount read;
         const AttentionForward<X> context = part_of(all, row, text.shared);

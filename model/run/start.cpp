@@ -12,6 +12,7 @@
 #include "model/base/disk.h"
 #include "model/base/hash.h"
 #include "model/base/json.h"
+#include "model/base/options.h"
 #include "model/base/process.h"
 #include "model/base/text.h"
 #include "model/checkpoint/checkpoint.h"
@@ -21,7 +22,7 @@ namespace {
 
 // ---- data
 
-// Escapes the characters * ? [ and backslash of `path` for glob().
+// Escapes the characters * ? [ and backslash of `path` for expand_glob().
 std::string without_wildcards(const std::string& path) {
     std::string escaped;
     for (char c : path) {
@@ -31,17 +32,6 @@ std::string without_wildcards(const std::string& path) {
     return escaped;
 }
 
-// The files of --eval-data.
-std::vector<EvaluationFile> evaluation_files(const EvaluationOptions& o) {
-    const std::vector<EvaluationFile> files = find_evaluation_files(o.eval_data);
-    std::error_code unknown;   // --eval-out need not exist yet
-    for (const EvaluationFile& file : files)
-        if (std::filesystem::equivalent(file.path, o.eval_out, unknown))
-            fail(Exit::usage, "--eval-out ", o.eval_out, " is one of --eval-data");
-    return files;
-}
-
-// The shards that the options name, or the bundled ones.
 Data open_shards(const Options& o, const Config& config) {
     Data data;
     const std::string bundled = without_wildcards(program_folder()) + "/data/bundled/sotu_";
@@ -137,7 +127,6 @@ std::optional<std::filesystem::path> find_checkpoint(const std::string& out) {
     return found;
 }
 
-// --checkpoint, verified.
 std::filesystem::path given_checkpoint(const Options& o) {
     if (!std::filesystem::exists(std::filesystem::path(o.checkpoint) / "manifest.json"))
         fail(Exit::checkpoint, o.checkpoint, ": is not a checkpoint of this program (it has no manifest.json); give one of a run's step_* "
@@ -158,29 +147,23 @@ void require_shape(const Origin& origin, const Config& wanted, const std::string
              "; leave --model out, or give another --out to start over");
 }
 
-// Takes only the weights of a folder with other attention, and only on request (--allow-new-tensors): the variant's own tensors, the
-// moments and the step count start from zero. Refused in the output folder of the run that the folder belongs to. `has` and `wants` are the
-// attention of the folder and of this run; `way_out` is an alternative for the message.
-void take_weights_only(Origin& origin, const std::string& has, const std::string& wants, const std::string& way_out, const Options& o,
-                       bool prints) {
+// Exit::checkpoint for a folder with other attention, unless this run is to start from its weights: the variant's own tensors, the moments
+// and the step count then start from zero. `has` and `wants` are the attention of the folder and of this run; `way_out` is an alternative
+// for the message.
+void require_new_tensors_allowed(const Origin& origin, const std::string& has, const std::string& wants, const std::string& way_out,
+                                 const Options& o, bool prints) {
     const std::string folder = origin.folder()->string();
-    if (!o.allow_new_tensors)
-        fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and this program trains ", wants, "; ", way_out,
-             "give --allow-new-tensors to start ", wants, " from its weights");
-    if (is_of_run(folder, o.out))
-        fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and ", wants,
-             " would take its place; start from it with --model ",
-             folder, " and another --out");
+    if (origin.resume_from || !o.allow_new_tensors)
+        fail(Exit::checkpoint, folder, ": is a checkpoint of ", has, ", and this program trains ", wants, "; ", way_out, "start ", wants,
+             " from its weights with --model ", folder, " --allow-new-tensors and another --out");
     if (prints) std::cout << "note: " << folder << " is a checkpoint of " << has << "; " << wants << " starts from its weights\n";
-    origin.weights_from = origin.folder();
-    origin.resume_from.reset();
 }
 
 void require_variant(Origin& origin, const std::string& variant, const Options& o, bool prints) {
     if (!origin.folder() || !origin.config.names_variant || origin.config.variant == variant) return;
     const std::string other = origin.config.variant;
     const std::string way_out = "use ./train_" + other + ", or, where " + other + " has no tensors of its own, ";
-    take_weights_only(origin, other, variant, way_out, o, prints);
+    require_new_tensors_allowed(origin, other, variant, way_out, o, prints);
     origin.config.layers.clear();   // of the other variant
 }
 
@@ -218,8 +201,8 @@ void choose_layers(Origin& origin, const Options& o, const Variants& variants, b
     }
     complete_layers(chosen, variants);
     if (origin.folder() && origin.config.names_variant && chosen.layers != origin.config.layers)
-        take_weights_only(origin, pattern_of(origin.config, variants), pattern_of(chosen, variants),
-                          "leave --layers and --dense-layers out to keep its layers, or ", o, prints);
+        require_new_tensors_allowed(origin, pattern_of(origin.config, variants), pattern_of(chosen, variants),
+                                    "leave --layers and --dense-layers out to keep its layers, or ", o, prints);
     origin.config.layers = chosen.layers, origin.config.settings = chosen.settings;
 }
 
@@ -258,7 +241,8 @@ Data open_data(const Options& o, int ranks, Config& config) {
     if (int64_t(o.batch_size) * o.seq_len > (1 << 28))
         fail(Exit::usage, "--batch-size ", o.batch_size, " x --seq-len ", o.seq_len,
              " is more than 2^28 tokens in one micro-step; use --total-batch-tokens");
-    const std::vector<EvaluationFile> tasks = evaluation_files(o);
+    const std::vector<EvaluationFile> tasks = find_evaluation_files(o.eval_data);
+    for (const EvaluationFile& file : tasks) require_two_files("--eval-out", o.eval_out, "--eval-data", file.path);
     Data data = open_shards(o, config);
     require_rows(data, o, ranks);
     const std::string made_by = tokenizer_of(data, config);
@@ -276,21 +260,10 @@ Data open_data(const Options& o, int ranks, Config& config) {
         data.tasks.push_back(read_evaluation(file, data.tokenizer.get(), config.V, o.seq_len, o.eval_items));
     if (!data.train) return data;
     cut_into_steps(data, o, ranks);
-    require_targets(*data.train, o.seq_len, o.shuffle, o.seed, uint64_t(data.steps) * uint64_t(data.tokens_per_step / o.seq_len));
+    Loader(*data.train, {o.batch_size, o.seq_len, ranks, 0, data.micro_steps, o.seed, o.shuffle}).require_targets(data.steps);
     return data;
 }
 
-std::string describe(const Schedule& s) {
-    const std::string peak = text("%g", s.peak), end = text("%g", s.peak * s.min_frac);
-    switch (s.form) {
-        case Schedule::Form::cosine: return peak + ", cosine to " + end;
-        case Schedule::Form::linear: return peak + ", linear to " + end;
-        case Schedule::Form::wsd: return peak + ", in the last " + std::to_string(s.cooldown) + " steps 1 - sqrt to " + end;
-        default: return peak + ", constant";
-    }
-}
-
-/// The lines key=value of resolved options.
 static std::map<std::string, std::string> values_of(const std::string& resolved) {
     std::map<std::string, std::string> values;
     std::istringstream lines(resolved);
@@ -309,7 +282,6 @@ static bool same_value(const std::string& x, const std::string& y) {
 
 std::string changes_of_schedule(const std::string& now, const std::string& before) {
     auto values = values_of(now), old = values_of(before);
-    if (!old.empty()) old.emplace("schedule", "\"cosine\"");   // older checkpoints lack the option
     std::string changes;
     for (const char* key : {"steps", "epochs", "lr", "schedule", "cooldown-frac", "warmup-steps", "min-lr-frac", "weight-decay", "beta1",
                             "beta2", "adam-eps", "grad-clip"})
@@ -329,16 +301,8 @@ RunFacts facts_of(const Data& data, const std::string& pattern) {
     return {pattern, describe(data.train), describe(data.val)};
 }
 
-static std::string describe_data(const Mixture& train, bool shuffle, bool whole) {
-    return train.fingerprint() + (whole ? ", bytes " + train.contents() : "") + (shuffle ? "" : ", in order");
-}
-
-std::string describe_data(const Mixture& train, bool shuffle) { return describe_data(train, shuffle, true); }
-
-bool describes_data(const std::string& description, const Mixture& train, bool shuffle) {
-    for (const bool whole : {false, true})
-        if (description == describe_data(train, shuffle, whole)) return true;
-    return description.empty();
+std::string describe_data(const Mixture& train, bool shuffle) {
+    return "bytes " + train.fingerprint() + (shuffle ? "" : ", in order");
 }
 
 DocumentBorders borders(const DataOptions& o, const Config& config) {
@@ -352,21 +316,21 @@ bool is_of_run(const std::filesystem::path& folder, const std::string& out) {
 }
 
 std::optional<std::filesystem::path> chosen_checkpoint(const Options& o) {
-    FolderLock lock;
+    Descriptor lock;
     if (o.resume && aside_interrupted(o.out)) {
-        lock = FolderLock(o.out);
+        lock = lock_run(o.out);
         undo_interrupted(o.out);
     }
     if (!o.checkpoint.empty()) return given_checkpoint(o);
     return o.resume ? find_checkpoint(o.out) : std::nullopt;
 }
 
-std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks, FolderLock& lock) {
+std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks, Descriptor& lock) {
     std::optional<std::filesystem::path> chosen;
     std::error_code not_there;
     ranks.first_does("choosing a checkpoint", 0, [&] {
-        if (!o.evaluate && !o.dry_run && std::filesystem::is_directory(o.out, not_there)) lock = FolderLock(o.out);
-        if (lock) undo_interrupted(o.out);
+        if (!o.evaluate && !o.dry_run && std::filesystem::is_directory(o.out, not_there)) lock = lock_run(o.out);
+        if (lock.is_open()) undo_interrupted(o.out);
         chosen = chosen_checkpoint(o);
     });
     const std::string path = ranks.broadcast(chosen ? chosen->string() : "");
@@ -429,8 +393,7 @@ std::vector<Fact> facts_of_start(const Origin& origin, const Data& data) {
     for (const auto& [key, value] : config.items())
         if (key != "engine_tokenizer") facts.push_back({"the model's " + key, written(value)});   // that may be a path
     for (const auto& [name, stream] : {std::pair("training", data.train.get()), {"validation", data.val.get()}})
-        facts.push_back({std::string("the fingerprint of the ") + name + " data, with its tokens and the hash of its bytes,",
-                         stream ? stream->fingerprint() + ", " + std::to_string(stream->size()) + ", " + stream->contents() : "none"});
+        facts.push_back({std::string("the fingerprint of the ") + name + " data", stream ? stream->fingerprint() : "none"});
     facts.push_back({"the hash of the tokenizer", hash_of(data.tokenizer.get())});
     for (const EvaluationTask& task : data.tasks) {
         Hasher items;

@@ -51,7 +51,7 @@ struct EvaluationOptions {
 struct OutputOptions {
     std::string out, show_mask;
     int64_t checkpoint_every = 200;
-    int keep_checkpoints = 2, mask_layer = -1;
+    int keep_checkpoints = 2;
     bool plot = true, dry_run = false;
 };
 struct ParallelOptions {
@@ -72,7 +72,6 @@ struct Options : ModelOptions, DataOptions, ScheduleOptions, EvaluationOptions, 
 /// Fills `o` from the command line of a training program. False if --help was given; Exit::usage for invalid options.
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o);
 
-/// The data and its division into steps.
 struct Data {
     std::unique_ptr<Mixture> train, val;       // train is null with --evaluate, val without validation
     std::unique_ptr<Tokenizer> tokenizer;      // null if unknown
@@ -87,11 +86,8 @@ struct Data {
 /// Exit::usage if the sizes of a step are inconsistent.
 Data open_data(const Options& o, int ranks, Config& config);
 
-/// "0.001, cosine to 0.0001"
-std::string describe(const Schedule& schedule);
-
 /// "--lr 0.002 (0.001), --steps 300 (200)": the options of the schedule and the optimiser that differ from those of a checkpoint, with its
-/// values. Both are Options::resolved; "" if none differ. Options that an older checkpoint lacks are left out.
+/// values. Both are Options::resolved; "" if none differ.
 std::string changes_of_schedule(const std::string& now, const std::string& before);
 
 /// "12345 tokens in 2 shards, NAME"
@@ -102,9 +98,6 @@ RunFacts facts_of(const Data& data, const std::string& pattern);
 
 /// A checkpoint's description of the training data: identity and order, without the seed.
 std::string describe_data(const Mixture& train, bool shuffle);
-
-/// Whether a checkpoint's description matches this data in this order. Older checkpoints describe only the data's ends, or nothing.
-bool describes_data(const std::string& description, const Mixture& train, bool shuffle);
 
 /// Whether a checkpoint lies in the output folder `out`.
 bool is_of_run(const std::filesystem::path& folder, const std::string& out);
@@ -122,7 +115,7 @@ struct Origin {
 /// The checkpoint selected by --checkpoint or --resume, with every byte verified. None without these options, or with --resume if --out
 /// has no checkpoints. Every rank must call it; rank 0 selects and verifies, and the others take its choice. A training run first locks an
 /// existing --out, so that another run's ranks are finished there. Exit::checkpoint if the checkpoint, or every one in --out, is damaged.
-std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks, FolderLock& lock);
+std::optional<std::filesystem::path> choose_checkpoint(const Options& o, Ranks& ranks, Descriptor& lock);
 
 /// The same for a single process that only reads.
 std::optional<std::filesystem::path> chosen_checkpoint(const Options& o);

@@ -1,7 +1,5 @@
 // Tables that describe a model, printed before training and by --dry-run.
 #pragma once
-#include <algorithm>
-#include <cctype>
 #include <map>
 #include <string>
 
@@ -57,7 +55,6 @@ inline const char* role_word(Role role) {
     return "";
 }
 
-/// Prints every tensor once, with its shape, the number of layers that have it, and its role.
 inline void print_tensors(const TensorList& list) {
     struct Kind {
         std::string name, shape;
@@ -110,14 +107,12 @@ inline std::vector<std::pair<std::string, std::string>> model_rows(const Qwen& n
     return rows;
 }
 
-/// "0, 4, 8"
 inline std::string listed(const std::vector<int>& layers) {
     std::string all;
     for (int l : layers) all += (all.empty() ? "" : ", ") + std::to_string(l);
     return all;
 }
 
-/// The cost of a layer of each kind in a hybrid.
 template <class Device, class X>
 std::vector<std::pair<std::string, std::string>> kind_rows(const GPT<Device, X>& gpt) {
     const Config& c = gpt.net.config;

@@ -1,5 +1,4 @@
 // The command line of the training programs.
-#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -8,7 +7,6 @@
 #include "model/base/command_line.h"
 #include "model/base/error.h"
 #include "model/base/text.h"
-#include "model/checkpoint/carried_texts.h"
 #include "model/run/start.h"
 
 static constexpr const char* HIDDEN = "";   // the group of options that --help leaves out
@@ -17,7 +15,6 @@ static CLI::Validator any_count() { return whole_number_from(int64_t(0), int64_t
 
 static CLI::Validator zero_or_one() { return CLI::IsMember({"0", "1", "true", "false"}); }
 
-/// The model, its precision, and the checkpoint to continue from.
 static void add_model_options(CLI::App& app, Options& o) {
     app.option_defaults()->group("Model");
     app.add_option("--model", o.model,
@@ -125,8 +122,6 @@ static void add_output_options(CLI::App& app, Options& o) {
     app.add_option("--plot", o.plot, "PNG of the loss curve in --out at the end: 1 on, 0 off");
     app.add_option("--show-mask", o.show_mask,
                    "image file, .png or .pgm, for the mask of --seq-len tokens (rows: queries; columns: keys); train nothing");
-    app.add_option("--mask-layer", o.mask_layer, "layer for --show-mask, from 0; -1: the last layer of this trainer's mechanism")
-        ->transform(whole_number_from(-1, 1 << 12));
     app.add_flag("--dry-run", o.dry_run, "print model, memory, FLOPs and data; train nothing");
 }
 
@@ -239,20 +234,6 @@ static void require_names(int argc, char** argv) {
                 fail(Exit::usage, option, " \"\": the value is empty; give one, or leave ", option, " out");
 }
 
-/// "options that begin with --moba belong to ./train_moba" for an option that begins with another mechanism's name; "" for all others.
-static std::string owner_of_option(const std::string& option, const CLI::App& app, const std::string& own) {
-    std::string trainer, beginning;
-    for (const CarriedText& variant : descriptions_of_variants()) {
-        std::string words = std::string("--") + variant.name;
-        std::replace(words.begin(), words.end(), '_', '-');
-        const bool fits = variant.name != own && (option == words || option.starts_with(words + "-"));
-        if (fits && words.size() > beginning.size()) trainer = variant.name, beginning = words;
-    }
-    for (const std::string& name : option_names(app))   // this trainer's own, misspelt
-        if (name.starts_with(beginning)) return "";
-    return "options that begin with " + beginning + " belong to ./train_" + trainer;
-}
-
 bool parse_train_options(int argc, char** argv, const Variant& variant, Options& o) {
     o.out = std::string("out/") + variant.name;
     CLI::App app(std::string("Trains a Qwen language model with ") + variant.name +
@@ -268,8 +249,7 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     add_output_options(app, o);
     add_parallel_options(app, o);
     add_attention_options(app, variant, o);
-    const auto owner = [&](const std::string& option) { return owner_of_option(option, app, variant.name); };
-    if (!parse_options(app, argc, argv, owner)) return false;
+    if (!parse_options(app, argc, argv)) return false;
     require_names(argc, argv);
     o.adamw.stochastic_rounding = o.rounding == "stochastic";
     o.adamw.seed = o.seed;
@@ -282,7 +262,6 @@ bool parse_train_options(int argc, char** argv, const Variant& variant, Options&
     if (!o.evaluate && !o.eval_log.empty()) fail(Exit::usage, "--eval-log requires --evaluate; the log of a training run is in --out");
     if (!o.evaluate && o.position_bins != Options{}.position_bins) fail(Exit::usage, "--position-bins requires --evaluate");
     require_plain_attention(variant, o);
-    if (o.mask_layer >= 0 && o.show_mask.empty()) fail(Exit::usage, "--mask-layer requires --show-mask");
     if (o.document_positions && !o.document_mask) fail(Exit::usage, "--document-positions requires --document-mask 1");
     if (o.val_batches == 0) o.val_every = 0;
     if (o.sample_tokens == 0) o.sample_every = 0;

@@ -17,35 +17,29 @@ def block_scores(a, w, block, query):
     return scores(q_gate, k_gate)
 
 
-def chosen_blocks(gate, s, notes):
-    """(B, NH, N, N): a row's own block and, of the past ones, the top_k with the greatest scores or, with a threshold, those with more
-    than this share of their softmax. A sink is block 0, in addition to these."""
-    N, top, threshold, sink = gate.shape[-1], s['top_k'], s.get('threshold', 0), s.get('sink', 0)
-    chosen = torch.eye(N, dtype=torch.bool).expand(gate.shape).clone()
-    chosen[..., 0] |= bool(sink)
-    for r in range(1 + sink, N):
-        past = gate[:, :, r, sink:r].detach()
-        if threshold > 0:
-            share = past.softmax(-1)
-            notes.chose((share - threshold).abs())
-            chosen[:, :, r, sink:r] = share > threshold
-            continue
-        order = past.sort(-1, descending=True)
-        chosen[:, :, r, sink:r].scatter_(-1, order.indices[..., :top], True)
-        if 0 < top < r - sink:
-            notes.chose(order.values[..., top - 1] - order.values[..., top])
-    return chosen
-
-
-def chosen_by_tokens(gate, block, top, notes):
-    """(B, heads, T, whole blocks): of every token's past blocks the `top` with the greatest scores."""
-    T, whole = gate.shape[-2:]
-    own = torch.arange(T) // block
-    ranked = gate.masked_fill(torch.arange(whole) >= own[:, None], -torch.inf).sort(stable=True, dim=-1, descending=True)
-    if 0 < top < whole:
-        notes.chose((ranked.values[..., top - 1] - ranked.values[..., top])[..., own > top])
+def chosen_among(gate, own, s, notes):
+    """(.., rows, blocks): of the blocks before own (rows), each row's, the top_k with the greatest scores and, with a threshold, those of
+    them with more than this share of the softmax. A sink, block 0, is in addition to these."""
+    blocks, top, threshold, sink = torch.arange(gate.shape[-1]), s['top_k'], s.get('threshold', 0), s.get('sink', 0)
+    past = (blocks < own[:, None]) & (blocks >= sink)
+    candidates = gate.detach().masked_fill(~past, -torch.inf)
+    ranked = candidates.sort(stable=True, dim=-1, descending=True)
+    if 0 < top < len(blocks):
+        notes.chose((ranked.values[..., top - 1] - ranked.values[..., top])[..., own - sink > top])
     chosen = torch.zeros(gate.shape, dtype=torch.bool)
-    return chosen.scatter_(-1, ranked.indices[..., :top], ranked.values[..., :top] > -torch.inf)
+    chosen = chosen.scatter_(-1, ranked.indices[..., :top], ranked.values[..., :top] > -torch.inf)
+    if threshold > 0:
+        share = candidates.softmax(-1)
+        notes.chose((share - threshold).abs()[chosen])
+        chosen &= share > threshold
+    return chosen | ((blocks < sink) & (blocks < own[:, None]))
+
+
+def chosen_blocks(gate, s, notes):
+    """(B, NH, N, N): of every row of blocks its own one and the chosen ones. A threshold chooses without top_k."""
+    N = gate.shape[-1]
+    choice = s | {'top_k': N} if s.get('threshold', 0) > 0 else s
+    return chosen_among(gate, torch.arange(N), choice, notes) | torch.eye(N, dtype=torch.bool)
 
 
 def own_and(chosen, a, block):
@@ -60,7 +54,7 @@ def moba(a, w, s, notes):
     whole = a.T // block
     means = a.k[:, :, :whole * block].unflatten(2, (whole, block)).mean(3)
     gate = (a.q @ for_query_heads(means, a.NH).transpose(-1, -2)).detach()     # (B, NH, T, whole blocks)
-    return attend(scores(a.q, a.k), own_and(chosen_by_tokens(gate, block, top, notes), a, block), a.v)
+    return attend(scores(a.q, a.k), own_and(chosen_among(gate, a.i[:, 0] // block, {'top_k': top}, notes), a, block), a.v)
 
 
 @torch.no_grad()
@@ -71,15 +65,21 @@ def peaks_of_map(a, block):
     return torch.stack([torch.stack([row[..., c * block:(c + 1) * block].amax(-1) for c in range(N)], -1) for row in rows], 2)
 
 
+def divergences(peaks, gate, past):
+    """KL(teacher || softmax of the scores) of every row, over its past blocks. The teacher is the greatest weight of dense attention in
+    each of them, divided by their sum; no gradient goes into it."""
+    peaks = peaks * past
+    teacher, student = peaks / peaks.sum(-1, keepdim=True), gate.masked_fill(~past, -torch.inf).log_softmax(-1)
+    return torch.where(past, teacher * (teacher.log() - student), 0).sum(-1)
+
+
 def distillation(a, gate, block, skip):
-    """Mean over sequences, heads and rows of blocks of KL(teacher || softmax of the scores), over the past blocks of each row. The
-    teacher is dense attention's map, the greatest of every pair of blocks, divided by its sum; no gradient goes into it."""
-    N, divergences, dense = gate.shape[-1], [], peaks_of_map(a, block)[:, -gate.shape[1]:]
-    for r in range(max(1, int(skip * N)), N):
-        peaks = dense[:, :, r, :r]
-        teacher = peaks / peaks.sum(-1, keepdim=True)
-        divergences.append((teacher * (teacher.log() - gate[:, :, r, :r].log_softmax(-1))).sum(-1))
-    return torch.stack(divergences).mean() if divergences else 0.0
+    """Mean over sequences, heads and rows of blocks behind the skipped share; the first has no past."""
+    N = gate.shape[-1]
+    rows = slice(max(1, int(skip * N)), N)
+    past = torch.ones(N, N, dtype=torch.bool).tril(-1)[rows]
+    peaks = peaks_of_map(a, block)[:, -gate.shape[1]:, rows]
+    return divergences(peaks, gate[:, :, rows], past).mean() if len(past) else 0.0
 
 
 def spread(blocks, a, block):
@@ -150,15 +150,13 @@ def token_scores(a, w, block):
 
 
 def token_distillation(a, gate, block):
-    """Mean over sequences, key/value heads and tokens of KL(teacher || softmax of the scores), over the past blocks of each. The teacher
-    is the greatest weight in each of them of dense attention's heads that share keys, divided by its sum."""
+    """Mean over sequences, key/value heads and tokens; those of the first block have no past, and add 0. The teacher is that of the heads
+    which share keys."""
     whole = gate.shape[-1]
     dense = masked_softmax(scores(a.q, a.k), a.causal)[0].detach()[..., :whole * block]
     peaks = dense.unflatten(-1, (whole, block)).amax(-1).unflatten(1, (a.NKV, -1)).amax(2)[:, :, block:]
-    past = (torch.arange(whole) < a.i // block)[block:]        # tokens of the first block have none, and add 0
-    peaks = peaks * past
-    teacher, student = peaks / peaks.sum(-1, keepdim=True), gate[:, :, block:].masked_fill(~past, -torch.inf).log_softmax(-1)
-    return torch.where(past, teacher * (teacher.log() - student), 0).sum() / (a.B * a.NKV * a.T)
+    past = (torch.arange(whole) < a.i // block)[block:]
+    return divergences(peaks, gate[:, :, block:], past).sum() / (a.B * a.NKV * a.T)
 
 
 def seer_r(a, w, s, notes):
@@ -170,12 +168,7 @@ def seer_r(a, w, s, notes):
         notes.auxiliary = notes.auxiliary + s['distil_weight'] * token_distillation(a, gate, block)
     if s['distil'] == 2:
         return attend(scores(a.q, a.k), a.causal, a.v)
-    chosen = chosen_by_tokens(gate.detach(), block, s['top_k'], notes)
-    if s.get('threshold', 0) > 0:
-        past = torch.arange(gate.shape[-1]) < a.i // block
-        share = gate.detach().masked_fill(~past, -torch.inf).softmax(-1)
-        notes.chose((share - s['threshold']).abs()[chosen])
-        chosen &= share > s['threshold']
+    chosen = chosen_among(gate, a.i[:, 0] // block, s, notes)
     visible = own_and(chosen, a, block).repeat_interleave(a.NH // a.NKV, 1)
     return attend(scores(a.q, a.k), visible, a.v)
 

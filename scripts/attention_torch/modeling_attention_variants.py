@@ -23,7 +23,7 @@ from .parts import Notes as _
 from .patterns import sinks_cache as _
 from .qwen import forward, tensors
 from .tokens import mosa as _
-from .variants import SETTINGS, TABLE, looks_ahead
+from .variants import TABLE, looks_ahead
 
 OLDEST = 4, 46      # of transformers, that these files have been tried with
 if tuple(map(int, __version__.split('.')[:2])) < OLDEST:
@@ -130,18 +130,18 @@ def layers_of(c, L):
         if name == 'sliding_window' and c.get('sliding_window'):
             s['attention_window'] = c['sliding_window'] - 1
         require_settings(name, s)
-        of_layers.append((name, {key: value for key, value in s.items() if key in SETTINGS[name]}))
+        of_layers.append((name, {key: value for key, value in s.items() if key in TABLE[name][2]}))
     return of_layers
 
 
 def require_settings(variant, s):
     """Neither may one be missing, nor may the engine know one of which these files do not: they would compute something else."""
-    for key in SETTINGS[variant]:
+    for key in TABLE[variant][2]:
         if not isinstance(s.get(key), (int, float)):
             refuse(f'the setting "{key}" of {variant} is missing or no number; copy config.json from the checkpoint')
     prefix = variant.split('_')[0] if variant.startswith(('asga', 'dsa')) else variant
     for key in s:
-        if key.startswith(prefix + '_') and key not in SETTINGS[variant] and isinstance(s[key], (int, float)):
+        if key.startswith(prefix + '_') and key not in TABLE[variant][2] and isinstance(s[key], (int, float)):
             refuse(f'the setting "{key}" is none that variants.py knows of {variant}; {OTHER_CODE}')
 
 

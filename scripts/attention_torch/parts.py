@@ -29,8 +29,9 @@ class Inputs:
         """Rotates the two halves of every head of x (B, heads, T, width) by position * frequency; positions (T). A width below HS, its
         divisor, has every (HS / width)-th frequency."""
         frequency, factor = rope_frequencies(self.theta, self.HS, self.scaling)
-        angle = positions.to(x.dtype)[:, None] * torch.tensor(frequency[::self.HS // x.shape[-1]], dtype=x.dtype)
-        cos, sin = factor * angle.cos().repeat(1, 2), factor * angle.sin().repeat(1, 2)
+        kind = torch.promote_types(x.dtype, torch.float32)      # in half precision positions would be rounded
+        angle = positions.to(kind)[:, None] * torch.tensor(frequency[::self.HS // x.shape[-1]], dtype=kind)
+        cos, sin = ((factor * wave.repeat(1, 2)).to(x.dtype) for wave in (angle.cos(), angle.sin()))
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat((-second, first), -1) * sin
 

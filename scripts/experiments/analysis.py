@@ -1,5 +1,4 @@
 """From ledgers to a table of runs, comparisons of arms and verdicts."""
-import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -9,12 +8,11 @@ import numpy
 import pandas as pd
 
 import stats
-from findings import find
+from claims import NATS, find, read_claims
 from ledger import FINISHED, Ledger
-from packages import EXIT_DATA, HERE, ROOT, Refused
-from plan import SCALES, TIMED, Experiment, known_experiments
+from packages import EXIT_DATA, HERE, Refused
+from plan import SCALES, TIMED, Experiment, cards, known_experiments
 from results import loss_of_sweep
-from verdicts import NATS, read_claims
 
 LABELS = ['experiment', 'scale', 'stage', 'arm', 'setting', 'seed', 'factor']
 GROUP = ['experiment', 'scale', 'setting']   # arms that are compared with each other
@@ -127,12 +125,6 @@ def compare_arms(runs, pairs):
         c.identical = c.pairs > 0 and all(own is not None and own == other for own, other in zip(*of(weights)))
     stats.adjust(found.values())
     return found
-
-
-def cards():
-    """Measurements that dev/gpu/results.py keeps, one file per GPU, with whole steps of causal."""
-    found = [json.loads(path.read_text(encoding='utf-8')) for path in sorted((ROOT / 'dev/gpu').glob('*.json'))]
-    return [card for card in found if 'causal' in card.get('whole_steps', {})]
 
 
 class Report:

@@ -36,9 +36,8 @@ from ledger import Ledger, key_of
 from packages import EXIT_DATA, HERE, ROOT, Refused, guarded, split_at_dashes
 from plan import Experiment
 from results import finite, read_log
-from session import Session
 from tables import arm_table, as_markdown, number
-from work import Work
+from work import Session, Work
 
 DEFAULTS = {'model': 'qwen-1m', 'seq-len': 512, 'batch-size': 8, 'steps': 500, 'lr': 4e-3, 'window': 32, 'dense-until': 64,
             'val-batches': 1000}
@@ -205,36 +204,27 @@ def show(work, report):
 
 
 def main(arguments=None):
-    words, shared = split_at_dashes(arguments)
+    words, of_all = split_at_dashes(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add('arms', nargs='+', metavar='VARIANT', help='the baseline, then the arms to compare with it')
     add('--text', nargs='+', type=Path, metavar='FILE', help='text to train on, in bytes; the last tenth validates')
-    add('--data', help='folder with NAME_train_*.bin and NAME_val_*.bin instead')
     add('--seeds', type=int, default=3, help='number of seeds (default 3)')
     add('--curves', nargs='+', default=[], metavar='ARM=FILE', help='validation losses of another program\'s runs, seed after seed')
     add('--rates', type=float, nargs='+', default=[], help='factors of the learning rate to choose from')
-    add('--jobs', type=int, default=0, help='runs at once, several per GPU if more than GPUs (default: one per GPU; on a CPU one)')
-    add('--cpu', action='store_true', help='leave GPUs alone')
-    add('--out', default=str(ROOT / 'out/compare'), help='folder for runs and their ledger')
-    add('--no-build', action='store_true', help='take the trainers as they are')
-    add('--dry-run', action='store_true', help='print the runs and an estimate of their hours; run nothing')
-    add('--slurm', action='store_true', help='print the commands that submit all stages as arrays (array.sbatch)')
-    add('--stage', help='a single stage: sweep, seeds, phase2')
-    add('--run', type=int, help='a single run of --stage, by number (array.sbatch)')
+    runner.add_common(parser, 'out/compare')
     options = parser.parse_args(words)
     if options.seeds < 1 or options.jobs < 0 or (options.text and options.data):
         parser.error('--seeds is at least 1, --jobs not negative, and --text and --data exclude each other')
+    if options.run is not None and not options.stage: parser.error('--run counts the runs of a --stage')
     if not all(0 < rate < math.inf for rate in options.rates): parser.error('--rates are positive numbers')
-    plan, out = experiment(options.arms, options_of(shared), options.seeds, options.rates), Path(options.out).resolve()
+    plan, out = experiment(options.arms, options_of(of_all), options.seeds, options.rates), Path(options.out).resolve()
     if not (options.no_build or options.dry_run or options.slurm):
         runner.build(sorted({f'train_{table["variant"]}' for table in plan.arms.values()} | {'tokenize', BUNDLED}))
     data = tokenized([path.resolve() for path in options.text], out) if options.text else options.data
     if data: plan.scales['reduced']['data'] = 'own'
-    settings = ['all', '--out', str(out), '--ledger', str(out / 'ledger.jsonl'), '--jobs', str(options.jobs)]
-    settings += (['--data', str(data)] if data else []) + (['--cpu'] if options.cpu else [])
-    settings += [f'--{name}={value}' for name in ('stage', 'run') if (value := getattr(options, name)) is not None]
-    work = Work(Session(runner.parse(settings)), plan, runner.say)
+    shared = vars(options) | {'arms': None, 'seeds': None, 'data': data and str(data)}   # the plan has its arms and seeds
+    work = Work(Session(argparse.Namespace(**vars(runner.parse(['all'])) | shared)), plan, runner.say)
     if not (ROOT / BUNDLED).exists(): raise Refused(f'{BUNDLED} is not there, on which options are tried; make {BUNDLED}', EXIT_DATA)
     expect(work)
     curves = imported(options.curves, work)

@@ -1,39 +1,33 @@
 """Internal evidence: what follows from the documents' printed numbers, without a run. [[statements]] of claims.toml are its words, whose
-numbers are those of [[printed]] or derived from them here. They open a report."""
+numbers are those of [printed] or derived from them here. They open a report."""
 import math
-from typing import NamedTuple
 
 import numpy
 from scipy import stats as scipy
 
+from claims import IDENTITY
 from packages import HERE, Refused
-from verdicts import IDENTITY
-
-
-class Statement(NamedTuple):
-    title: str
-    words: str
 
 
 class Printed(dict):
-    """{id: value} of [[printed]]."""
+    """{id: value} of [printed]."""
 
     def __missing__(self, name):
-        raise Refused(f'{HERE / "claims.toml"}: [[printed]] has no {name}, from which evidence.py computes; add it with its source')
+        raise Refused(f'{HERE / "claims.toml"}: [printed] has no {name}, from which evidence.py computes; add it with its source')
 
 
 def statements(report):
-    """All statements, in the order of the page."""
+    """[(title, words)] of all statements."""
     p = Printed(report.printed)
-    numbers = Printed(p | p['shape_002'] | derived(p) | measured(report))
-    return [Statement(row['title'], row['words'].format_map(numbers)) for row in report.statements]
+    numbers = Printed(p | derived(p) | measured(report))
+    return [(row['title'], row['words'].format_map(numbers)) for row in report.statements]
 
 
 def derived(p):
     """{name: number} of what the statements say beside printed numbers: lengths in tokens, losses in nats, times in hours."""
     baseline, dsa, rate, slower = p['baseline_000'], p['dsa_000'], *p['rates_002']
     differing, window_cost = p['dense_until'] - p['window'], p['fixed_002'] - p['dsa_002']   # rows of "full" against "fixed window"
-    parameters, embedding = count_parameters(p['shape_002'])
+    parameters, embedding = count_parameters(p)
     tokens = p['batch'] * p['tokens_002'] * p['steps_002']
     hours, accumulated = tokens / rate / 3600, tokens * p['accumulation']
     steps, losses = map(numpy.array, zip(*p['log_124m']))
@@ -54,15 +48,15 @@ def derived(p):
         'time_000': 1 / p['efficiency_dsa_000'] - 1, 'time_002': rate / slower - 1, 'time_004': p['hours_004'][1] / p['hours_004'][0] - 1,
         'apart': p['dsa_002'] - p['dsa_004'], 'gain': gain / p['baseline_002'], 'gain_of_smaller': gain / p['dsa_004'], 'large': large,
         'small': small, 'memory_gain': (large - small) / large, 'slower': slower, 'rate_loss': (rate - slower) / rate,
-        'scores_gb': p['shape_002']['heads'] * p['tokens_002']**2 * 2 / 1e9, 'z': z, 't': t, 'p': 2 * float(scipy.t.sf(t, 2 * n - 2))}
+        'scores_gb': p['heads'] * p['tokens_002']**2 * 2 / 1e9, 'z': z, 't': t, 'p': 2 * float(scipy.t.sf(t, 2 * n - 2))}
 
 
-def count_parameters(shape):
+def count_parameters(p):
     """(parameters of a Qwen2.5 with tied embeddings, those of its embedding)."""
-    wide, keys = shape['hidden'], shape['hidden'] // shape['heads'] * shape['key_heads']
+    wide, keys = p['hidden'], p['hidden'] // p['heads'] * p['key_heads']
     attention = 2 * wide * wide + 2 * wide * keys + wide + 2 * keys   # q, o; k, v; biases of q, k, v
-    layer = attention + 3 * wide * shape['feed_forward'] + 2 * wide
-    return shape['layers'] * layer + wide + shape['vocabulary'] * wide, shape['vocabulary'] * wide
+    layer = attention + 3 * wide * p['feed_forward'] + 2 * wide
+    return p['layers'] * layer + wide + p['vocabulary'] * wide, p['vocabulary'] * wide
 
 
 def measured(report):

@@ -11,7 +11,7 @@ from matplotlib import pyplot
 from matplotlib.lines import Line2D
 
 from analysis import sweep_means
-from verdicts import TRANSIENT
+from claims import TRANSIENT
 
 matplotlib.use('Agg')
 
@@ -96,23 +96,6 @@ def draw_series(e, runs, key, label, x, begin=0.0, baseline=None):
     return draw_panels(e, panels, x, label)
 
 
-def draw_learning(e, learning):
-    """A panel for each setting of {setting: {arm: Learning}}: medians with intervals, an arrow where one lies beyond the horizon."""
-    arms = [arm for arm in reversed(e.arms) if any(arm in of for of in learning.values())]
-    figure, places = pyplot.subplots(1, len(learning), sharey=True, squeeze=False, layout='constrained',
-                                     figsize=(2.2 * len(learning) + 1.6, 1.1 + 0.22 * len(arms)))
-    for ax, (setting, of) in zip(places.flat, learning.items()):
-        for arm, one in of.items():
-            row, censored = arms.index(arm), {'color': COLORS[1], 'marker': '>', 'linestyle': ''}
-            ax.plot([min(value, one.horizon) for value in (one.low, one.high)], [row, row], color=COLORS[0])
-            if one.median < math.inf: ax.plot(one.median, row, color=COLORS[0], marker='o', markersize=4)
-            if one.high == math.inf: ax.plot(one.horizon, row, **censored)
-        ax.set_title('\n'.join(textwrap.wrap(e.label(setting), 26)), fontsize=8)
-        ax.set(xlabel='optimiser steps', xlim=(0, None))
-    places[0, 0].set_yticks(range(len(arms)), arms, fontsize=8)
-    return svg(figure, f'{e.name}: steps until the task is learnt')
-
-
 def draw_horizons(e, horizons):
     """Differences to the baseline against tokens of a run: {tokens: comparisons}."""
     lines = {arm: [(tokens, of[arm, e.baseline].mean) for tokens, of in horizons.items() if (arm, e.baseline) in of] for arm in e.arms}
@@ -142,25 +125,6 @@ def draw_pareto(e, runs, timed):
         panels[what] = {arm: list(zip(own.cost, own.loss)) for arm, own in points.groupby('arm')}
         panels[what]['Pareto hull'] = list(zip(best.cost, best.loss))
     return draw_panels(e, panels, '', 'validation loss, nats', linestyle='none', log_x=True)
-
-
-def draw_claims(findings):
-    """All claims on one axis: ours as a multiple of the published number, grey where the difference still shrinks."""
-    figure, ax = pyplot.subplots(figsize=(7.4, 0.9 + 0.24 * len(findings)), layout='constrained')
-    for row, one in enumerate(reversed(findings)):
-        low, middle, high = one.multiple
-        word = TRANSIENT if one.verdict.word == TRANSIENT else 'ours, 95%'
-        color = '#aaaaaa' if word == TRANSIENT else COLORS[0]
-        style = {'color': color, 'marker': 'o', 'markersize': 4, 'linestyle': '', 'label': word}
-        ax.errorbar(middle, row, xerr=[[middle - low], [high - middle]], capsize=2, **style)
-    ax.axvline(0, color='#444444', linewidth=0.8)
-    ax.axvline(1, color=COLORS[1], linewidth=1.2, label='published')
-    ax.set_xscale('symlog', linthresh=1)
-    ax.set_yticks(range(len(findings)), [f'{one.name}, {one.scale}' for one in reversed(findings)], fontsize=7)
-    ax.set_xticks([-10, -1, 0, 1, 10], ['-10', '-1', 'none', 'published', '10 x'])
-    ax.set(ylim=(-0.7, len(findings) - 0.3), xlabel='ours as a multiple of the published difference (negative: opposite sign)')
-    legend(figure, ax, 3)
-    return svg(figure, 'all claims on one axis')
 
 
 def draw_costs(e, panels):
@@ -194,22 +158,24 @@ def draw_column(ax, rows, shades):
         for length, value in values.items(): ax.plot(value, row, marker='o', markersize=3.5, color=shades[length])
 
 
-def legend(figure, ax, columns):
-    """One entry for each label."""
-    handles = dict(zip(*reversed(ax.get_legend_handles_labels())))
-    figure.legend(handles.values(), handles, loc='outside lower center', ncols=columns, fontsize=8)
-
-
-def draw_forest(lines):
-    """The interval of every comparison, and the published number beside it: [(name, comparison, number)]."""
-    figure, ax = pyplot.subplots(figsize=(7.4, 0.9 + 0.34 * len(lines)), layout='constrained')
-    for row, (_, c, number) in enumerate(reversed(lines)):
-        ours = {'color': COLORS[0], 'marker': 'o', 'linestyle': '', 'label': 'ours, 95%'}
-        if c.pairs >= 2: ax.errorbar(c.mean, row, xerr=c.half_width, capsize=3, **ours)
-        else: ax.plot(c.mean, row, markerfacecolor='white', **ours)
-        if number is not None: ax.plot(number, row, color=COLORS[1], marker='D', linestyle='', label='published')
+def draw_forest(lines, multiples=False):
+    """The interval of every row [(name, (low, middle, high), published number or None, whether the difference still shrinks)], a white
+    dot for one pair; with `multiples` the numbers are of a published difference, which is 1."""
+    figure, ax = pyplot.subplots(figsize=(7.4, 0.9 + (0.24 if multiples else 0.34) * len(lines)), layout='constrained')
+    for row, (_, (low, middle, high), number, shrinks) in enumerate(reversed(lines)):
+        style = {'color': '#aaaaaa' if shrinks else COLORS[0], 'marker': 'o', 'markersize': 4, 'linestyle': ''}
+        style['label'] = TRANSIENT if shrinks else 'ours, 95%'
+        if math.isnan(low): ax.plot(middle, row, markerfacecolor='white', **style)
+        else: ax.errorbar(middle, row, xerr=[[middle - low], [high - middle]], capsize=2, **style)
+        if number is not None: ax.plot(number, row, color=COLORS[1], marker='D', markersize=4, linestyle='', label='published')
     ax.axvline(0, color='#444444', linewidth=0.8)
-    ax.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
-    ax.set(ylim=(-0.7, len(lines) - 0.3), xlabel='difference of validation loss, nats (negative: better)')
-    legend(figure, ax, 2)
+    ax.set_yticks(range(len(lines)), [line[0] for line in reversed(lines)], fontsize=7 if multiples else 9)
+    label = 'difference of validation loss, nats (negative: better)'
+    if multiples:
+        label = 'ours as a multiple of the published difference (negative: opposite sign)'
+        ax.set_xscale('symlog', linthresh=1)
+        ax.set_xticks([-10, -1, 0, 1, 10], ['-10', '-1', 'none', 'published', '10 x'])
+    ax.set(ylim=(-0.7, len(lines) - 0.3), xlabel=label)
+    handles = dict(zip(*reversed(ax.get_legend_handles_labels())))   # one entry for each label
+    figure.legend(handles.values(), handles, loc='outside lower center', ncols=3, fontsize=8)
     return svg(figure, 'differences with intervals, and the published numbers')

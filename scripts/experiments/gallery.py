@@ -19,8 +19,9 @@ import pandas as pd
 from matplotlib import pyplot
 from PIL import Image
 
-from analysis import Report, cards
-from page import Section
+from analysis import Report
+from plan import cards
+from report import Section
 from shards import write_whole
 from tables import EMPTY, as_markdown, interval
 

@@ -11,6 +11,7 @@
 
 Settings with equal = "flops" get as many steps as the baseline's FLOPs pay for, "layers" as many layers. README.md describes the keys.
 """
+import functools
 import hashlib
 import json
 import re
@@ -20,14 +21,15 @@ from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from packages import HERE, Refused
+from packages import HERE, ROOT, Refused
 
 SCALES = ('smoke', 'reduced', 'medium', 'paper')
 EQUAL = ('tokens', 'flops', 'seconds', 'layers')
 TIMED = ('turns', 'writes')   # kinds of runs that have the machine to themselves
 TURN_STEPS = 9            # of a program in its turn, unless a setting says otherwise
 TIMING_ROUNDS = 3         # 1 at scale smoke
-DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'relative_seconds': {}, 'left_open': []}
+DEFAULTS = {'question': '', 'options': {}, 'settings': {'': {}}, 'sweep': {}, 'left_open': []}
+INNER = ('each', 'options', 'arm_options', 'model', 'mixed', 'relative_seconds', 'turns', 'writes')   # tables of arms, settings and scales
 KEYS = {   # of each kind of table: those that it must have, and others
     'experiment': ({'title', 'baseline', 'arms', 'scales'}, set(DEFAULTS)),
     'arm': (set(), {'variant', 'label', 'options', 'ignore', 'from'}),
@@ -37,8 +39,7 @@ KEYS = {   # of each kind of table: those that it must have, and others
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
     'sweep': (set(), {'rates', 'seeds', 'like', 'setting'}),
     'scale': ({'lr', 'seeds', 'seconds_per_step', 'estimate'},
-              {'data', 'model', 'options', 'arms', 'rates', 'arm_options', 'relative_seconds', 'mixed',
-               'released'}),
+              {'data', 'model', 'options', 'arms', 'rates', 'arm_options', 'mixed', 'released'}),
 }
 
 # Options without effect on reading a text, and those that ./generate takes: the variant's settings are in the checkpoint.
@@ -50,7 +51,7 @@ OF_WRITING = ('seed', 'device', 'weights', 'set', 'attention', 'psa-eps', 'psa-b
 
 @dataclass(eq=False)
 class Run:
-    """One call of a program. `options` decide the result; session.py adds those that depend on the machine."""
+    """One call of a program. `options` decide the result; work.py adds those that depend on the machine."""
     experiment: str
     scale: str
     stage: str
@@ -93,6 +94,19 @@ class Run:
         return [run for run in (self.origin, self.against and self.against.origin) if run]
 
 
+def cards():
+    """Measurements that dev/gpu/results.py keeps, one file per GPU, with whole steps of causal."""
+    found = [json.loads(path.read_text(encoding='utf-8')) for path in sorted((ROOT / 'dev/gpu').glob('*.json'))]
+    return [card for card in found if 'causal' in card.get('whole_steps', {})]
+
+
+@functools.cache
+def step_ratios():
+    """{variant: time of a whole step against causal's} on the first GPU; {} in a package without measurements."""
+    steps = next((card['whole_steps'] for card in cards()), {})
+    return {variant: steps['causal']['is'] / of['is'] for variant, of in steps.items()}
+
+
 def known_experiments(folder=HERE):
     """Names of the TOML files e1_..., e2_..., by number."""
     return sorted((path.stem for path in Path(folder).glob('e*_*.toml')), key=lambda name: (int(re.match(r'e(\d+)', name)[1]), name))
@@ -104,6 +118,71 @@ def choose(kind, name, known):
     return name
 
 
+def read_toml(path):
+    try:
+        return tomllib.loads(path.read_text(encoding='utf-8'))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise Refused(f'{path}: cannot be read: {error}') from error
+
+
+def with_common(path):
+    """The table of a plan's file: its arms and scales have what they share with others from common.toml, and an arm or a setting with
+    `each` is several."""
+    table, common = read_toml(path), read_toml(HERE / 'common.toml')
+    for of in ('arms', 'settings', 'scales'):
+        check_tables(f'{path}: {of}', table.setdefault(of, deepcopy(DEFAULTS.get(of, {}))))
+        table[of] = for_each(table[of])
+    arms = dict.fromkeys(table.pop('variants', []), {}) | table['arms']
+    return table | {
+        'arms': {name: common['arms'].get(name, {}) | own for name, own in arms.items()},
+        'scales': {name: own if own.pop('alone', False) else scale_with(common['scales'].get(name, {}), own)
+                   for name, own in table['scales'].items()}}
+
+
+def check_tables(where, tables):
+    """Refuse arms, settings or scales that are no tables, or have something else where a table belongs."""
+    for name, table in tables.items():
+        inner = {f'{name}.{key}': table[key] for key in INNER if key in table} if isinstance(table, dict) else {}
+        for path, value in ({name: table} | inner).items():
+            if not isinstance(value, dict): raise Refused(f'{where}.{path} is no table')
+
+
+def scale_with(shared, own):
+    """A scale's table with what it shares with other plans, but for the options that it is to `ignore`."""
+    ignored = own.pop('ignore', [])
+    options = {option: value for option, value in shared.get('options', {}).items() if option not in ignored}
+    return shared | own | {'options': options | own.get('options', {})}
+
+
+def for_each(tables):
+    """Arms or settings, in which a table with `each` is one for each of the values that it gives to names in braces."""
+    found = {}
+    for name, table in tables.items():
+        each = table.pop('each', None)
+        if each is None:
+            found[name] = table
+            continue
+        try:
+            rows = [dict(zip(each, values)) for values in zip(*each.values(), strict=True)]
+            if not rows: raise ValueError('it has no values')
+            for words in rows:
+                key = name.format(**words)
+                if key in found: raise ValueError(f'"{key}" is there twice')
+                found[key] = filled(table, words)
+        except (LookupError, TypeError, ValueError) as error:
+            raise Refused(f'"{name}": its `each` does not fill its words in braces: {error}') from error
+    return found
+
+
+def filled(value, words):
+    """A value of TOML with {words} replaced; a string that is one word becomes the word's value."""
+    if isinstance(value, dict): return {key: filled(inner, words) for key, inner in value.items()}
+    if isinstance(value, list): return [filled(inner, words) for inner in value]
+    if not isinstance(value, str): return value
+    word = value[1:-1]
+    return words[word] if word in words and value == f'{{{word}}}' else value.format(**words)
+
+
 class Experiment:
     """A TOML file, or `table` in its place, with every key checked."""
 
@@ -111,12 +190,10 @@ class Experiment:
         self.name, self.path = name, Path(folder) / f'{name}.toml'
         if table is None:
             choose('experiment', name, known_experiments(folder))
-            try:
-                table = tomllib.loads(self.path.read_text(encoding='utf-8'))
-            except (OSError, tomllib.TOMLDecodeError) as error:
-                raise Refused(f'{self.path}: cannot be read: {error}') from error
+            table = with_common(self.path)
         self._check_keys('experiment', '', table)
         vars(self).update(deepcopy(DEFAULTS) | table)   # the keys of the table are attributes
+        self.relative_seconds = {}   # arm -> step time against the baseline's, where it is not that of step_ratios()
         for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
             for of, inner in tables.items(): self._check_keys(kind, f'{kind}s.{of}', inner)
         self._check_keys('sweep', 'sweep', self.sweep)
@@ -134,7 +211,7 @@ class Experiment:
     def _check_names(self):
         """Refuse names of arms, scales and settings that do not exist."""
         tables = [*self.arms.values(), *self.settings.values(), *self.scales.values()]
-        arms = [self.baseline, *self.relative_seconds, *(arm for pair in self.sweep.get('like', {}).items() for arm in pair)]
+        arms = [self.baseline, *(arm for pair in self.sweep.get('like', {}).items() for arm in pair)]
         arms += [arm for table in tables for key in ('arms', 'arm_options', 'relative_seconds') for arm in table.get(key, [])]
         arms += [table['from'] for table in tables if 'from' in table]
         for arm in arms: choose('arm', arm, self.arms)
@@ -220,8 +297,9 @@ class Planner:
 
     def relative_seconds(self, arm, setting=None):
         """Expected time of a step against the baseline's."""
-        of_setting = self.experiment.settings.get(setting, {}).get('relative_seconds')
-        return (of_setting or self.table.get('relative_seconds', self.experiment.relative_seconds)).get(arm, 1.0)
+        e = self.experiment
+        known = e.relative_seconds | e.settings.get(setting, {}).get('relative_seconds', {})
+        return known[arm] if arm in known else step_ratios().get(e.arms[arm].get('variant', arm), 1.0)
 
     def stage_of(self, setting):
         table, depth = self.experiment.settings[setting], self.experiment.depth(setting)

@@ -18,8 +18,7 @@ import sys
 
 from packages import EXIT_FAILED, EXIT_SIGNAL, ROOT, Refused, guarded
 from plan import SCALES, Experiment, choose, known_experiments
-from session import Session
-from work import Work
+from work import Session, Work
 
 
 def say(words):
@@ -41,25 +40,31 @@ def parse(arguments):
     add('--seeds', type=int, help='number of seeds (default: the plan\'s); 0: the sweep alone')
     add('--arms', nargs='+', help='arms to run beside the baseline (default: all)')
     add('--settings', nargs='+', help='settings to run (default: all)')
-    add('--jobs', type=int, default=0, help='runs at once, several per GPU if above the number of GPUs (default: one per GPU; on a CPU '
-        'one, at scale smoke one per processor)')
     add('--ranks', type=int, default=1, help='ranks of a run, a GPU each')
-    add('--cpu', action='store_true', help='leave GPUs alone: --device cpu for every program')
-    add('--data', help='folder with NAME_train_*.bin and NAME_val_*.bin, for plans that do not read the bundled text')
-    add('--out', default=str(ROOT / 'out/experiments'), help='folder for runs, locks, prepared data, the ledger')
     add('--ledger', help='file of all runs (default OUT/ledger.jsonl)')
     add('--machine', default=re.sub(r'[^\w.-]', '_', platform.node()) or 'machine', help='name of this machine in the ledger')
     add('--programs', help='folder of the trainers (default: the tree\'s root)')
-    add('--no-build', action='store_true', help='take the trainers as they are')
-    add('--dry-run', action='store_true', help='print the plan and its hours; run nothing')
-    add('--slurm', action='store_true', help='print the commands that submit all stages as arrays (array.sbatch)')
-    add('--stage', help='a single stage: sweep, seeds, seconds, phase2, turns, writes, ...')
-    add('--run', type=int, help='a single run of --stage, by number (array.sbatch)')
+    add_common(parser, 'out/experiments')
     options = parser.parse_args(arguments)
     if options.ranks < 1 or options.jobs < 0 or (options.seeds or 0) < 0:
         parser.error('--ranks is 1 or more, and --jobs and --seeds are not negative')
     if options.run is not None and not options.stage: parser.error('--run counts the runs of a --stage')
     return options
+
+
+def add_common(parser, out):
+    """Add the options that compare.py has, too, with the default of --out in the tree."""
+    add = parser.add_argument
+    add('--data', help='folder with NAME_train_*.bin and NAME_val_*.bin, for plans that do not read the bundled text')
+    add('--out', default=str(ROOT / out), help='folder for runs, locks, prepared data, the ledger')
+    add('--jobs', type=int, default=0, help='runs at once, several per GPU if above the number of GPUs (default: one per GPU; on a CPU '
+        'one, at scale smoke one per processor)')
+    add('--cpu', action='store_true', help='leave GPUs alone: --device cpu for every program')
+    add('--no-build', action='store_true', help='take the trainers as they are')
+    add('--dry-run', action='store_true', help='print the plan and its hours; run nothing')
+    add('--slurm', action='store_true', help='print the commands that submit all stages as arrays (array.sbatch)')
+    add('--stage', help='a single stage: sweep, seeds, seconds, phase2, turns, writes, ...')
+    add('--run', type=int, help='a single run of --stage, by number (array.sbatch)')
 
 
 def main(arguments=None):

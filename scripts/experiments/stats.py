@@ -35,12 +35,12 @@ class Comparison:
 
     def __post_init__(self):
         d = self.differences = pd.Series(self.differences, dtype=float)
-        self.pairs, self.mean, self.sd, self.half_width = len(d), float(d.mean()), float(d.std()), math.nan
-        if self.pairs >= 2:
-            self.half_width = float(scipy.t.ppf(1 - ALPHA / 2, self.pairs - 1) * self.sd / math.sqrt(self.pairs))
-            # Differences that are all equal leave no doubt either way.
-            self.p = float(scipy.ttest_1samp(d, 0).pvalue) if d.nunique() > 1 else float(d.iloc[0] == 0)
-        self.low, self.high, self.adjusted = self.mean - self.half_width, self.mean + self.half_width, self.p
+        self.pairs, self.sd = len(d), float(d.std())
+        self.low, self.mean, self.high = student(d) if self.pairs else (math.nan,) * 3
+        self.half_width = self.high - self.mean
+        # Differences that are all equal leave no doubt either way.
+        if self.pairs >= 2: self.p = float(scipy.ttest_1samp(d, 0).pvalue) if d.nunique() > 1 else float(d.iloc[0] == 0)
+        self.adjusted = self.p
 
     @property
     def sign_p(self):
@@ -63,6 +63,13 @@ class Comparison:
         """Why pairs are missing, as the end of a sentence."""
         words = f', {len(self.diverged)} diverged (seed {", ".join(map(str, self.diverged))})' if self.diverged else ''
         return words + (f', seed {", ".join(map(str, self.unpaired))} has no partner' if self.unpaired else '')
+
+
+def student(values):
+    """(low, mean, high) of Student's 95% interval; of one value the mean alone."""
+    values, n = numpy.asarray(values, float), len(values)
+    half = float(scipy.t.ppf(1 - ALPHA / 2, n - 1) * values.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+    return float(values.mean()) - half, float(values.mean()), float(values.mean()) + half
 
 
 def compare(arm, baseline):
@@ -124,8 +131,8 @@ def power_law(differences):
     if len(differences) < 2 or len(numpy.unique(numpy.sign(differences))) > 1: return None
     x = numpy.log(numpy.asarray(differences.columns, dtype=float))
     slopes = -numpy.polyfit(x, numpy.log(numpy.abs(differences.to_numpy())).T, 1)[0]
-    half = scipy.t.ppf(1 - ALPHA / 2, len(slopes) - 1) * slopes.std(ddof=1) / math.sqrt(len(slopes))
-    return float(slopes.mean()), float(half)
+    _, middle, high = student(slopes)
+    return middle, high - middle
 
 
 @functools.cache

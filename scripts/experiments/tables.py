@@ -5,9 +5,8 @@ import pandas as pd
 
 import stats
 from analysis import LEARNT, by_seed, sweep_means
-from findings import words_of
+from claims import NATS, words_of
 from turns import median_interval
-from verdicts import NATS
 
 EMPTY = '-'
 
@@ -34,6 +33,11 @@ def diverged(runs):
     return f'{(runs.event == "diverged").sum()} of {len(runs)}'
 
 
+def learnt(runs):
+    """'k of n' runs that have learnt their task."""
+    return f'{(runs.accuracy >= LEARNT).sum()} of {len(runs)}'
+
+
 def table_of(rows, always=()):
     """The table of rows {column: cell}, without columns that no row has, except those that are `always` there."""
     table = pd.DataFrame(rows).fillna(EMPTY)
@@ -52,7 +56,7 @@ def verdict_table(report):
         rows.append(row | {'as read': one.claim['read']})
     rows += [claim_cells(claim) | {'verdict': f'not run: {claim.get("needs") or claim["experiment"] + " at scale paper"}',
                                    'as read': claim['read']} for claim in report.not_measured]
-    rows += [{'document': f'{row["document"]}, {row["section"]}', 'claim': row['claim'], 'verdict': f'not run: {row["needs"]}'}
+    rows += [{'document': row['source'], 'claim': row['claim'], 'verdict': f'not run: {row["needs"]}'}
              for row in report.not_run]
     return pd.DataFrame(rows, columns=['document', 'claim', 'published', 'scale', 'ours', 'verdict', 'of the published', 'p (Holm)',
                                         'smallest detectable', 'as read']).fillna(EMPTY)
@@ -60,7 +64,7 @@ def verdict_table(report):
 
 def claim_cells(claim):
     name, published = words_of(claim)
-    return {'document': f'{claim["document"]}, {claim["section"]}', 'claim': name, 'published': published}
+    return {'document': claim['source'], 'claim': name, 'published': published}
 
 
 def arm_table(runs, comparisons, baseline):
@@ -117,19 +121,16 @@ def horizon_table(horizons, baseline):
 
 def grid_table(e, runs, column='loss'):
     """Mean loss (or accuracy, the best arm first) of arms x settings, and how many runs diverged (or have learnt the task)."""
-    rows, count = [], diverged
-    arms, form = list(runs.arm.unique()), '.3f'
+    arms, settings, form = list(runs.arm.unique()), list(runs.setting.unique()), '.3f' if column == 'loss' else '.2f'
+    cells = runs.groupby(['arm', 'setting'])[column].agg(lambda values: mean_cell(values, form)).unstack(fill_value=EMPTY)
+    counts = pd.Series({arm: (diverged if column == 'loss' else learnt)(own) for arm, own in runs.groupby('arm')})
     if column == 'accuracy':
         common = runs.groupby('setting').filter(lambda own: own.arm.nunique() == len(arms))
         means = runs[runs.setting.isin(common.setting)].groupby(['arm', 'setting']).accuracy.mean().groupby('arm').mean()
-        arms, form = sorted(arms, key=lambda arm: -means.get(arm, 0)), '.2f'
-        count = lambda own: f'{(own.accuracy >= LEARNT).sum()} of {len(own)}'
-    settings = {setting: e.label(setting) for setting in runs.setting.unique()}
-    for arm in arms:
-        own = runs[runs.arm == arm]
-        cells = {label: mean_cell(own[own.setting == setting][column], form) for setting, label in settings.items()}
-        rows.append({'arm': arm, 'diverged' if column == 'loss' else 'learnt': count(own)} | cells)
-    return pd.DataFrame(rows)
+        arms = sorted(arms, key=lambda arm: -means.get(arm, 0))
+    table = cells.loc[arms, settings].rename(columns=e.label)
+    table.insert(0, 'diverged' if column == 'loss' else 'learnt', counts)
+    return table.reset_index().rename_axis(columns=None)
 
 
 def sweep_table(sweep, lr):

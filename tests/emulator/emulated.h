@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "model/device/gpu.cuh"
 #include "tests/gpu/device_array.h"
 
 /// The seeds that a kernel should be run with: in order, last first, and two random orders; streams at once, late and mixed.

@@ -83,18 +83,6 @@ __global__ void copy_from_past_end(float* out, const float* in) {
     out[threadIdx.x] = x[threadIdx.x].x;
 }
 
-// ---- for the handler of crashes
-
-__global__ void write_nowhere(int block) {
-    if (int(blockIdx.x) == block && threadIdx.x == 77) *reinterpret_cast<volatile int*>(8) = 1;
-}
-
-__global__ void use_up_the_stack(float* out, int depth) {
-    volatile char frame[1 << 16];
-    frame[0] = char(depth);
-    out[threadIdx.x] = frame[0];
-}
-
 int run(const char* name) {
     float *out = nullptr, *in = nullptr;
     unsigned* tickets = nullptr;
@@ -118,8 +106,6 @@ int run(const char* name) {
     else if (is("global_write_past_end")) launch(gpu, global_write_past_end, grid, THREADS, 0, out);
     else if (is("copy_not_waited_for")) launch(gpu, copy_not_waited_for, grid, THREADS, 4 * floats, out, in);
     else if (is("copy_from_past_end")) launch(gpu, copy_from_past_end, grid, THREADS, 4 * floats, out, in);
-    else if (is("write_nowhere")) launch(gpu, write_nowhere, grid, THREADS, 0, 2);
-    else if (is("use_up_the_stack")) launch(gpu, use_up_the_stack, grid, THREADS, 0, out, 3);
     else if (is("host_reads_device")) launch(gpu, missing_atomic, grid, THREADS, 0, out);
     else return std::printf("races: there is no kernel %s\n", name), 2;
 

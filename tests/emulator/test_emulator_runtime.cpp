@@ -53,6 +53,13 @@ size_t seeds_where(Action right) {
 }
 const size_t ALL = SEEDS.size();
 
+/// `right(wait)` with its wait under every seed, and without it not under all.
+template <class Action>
+void check_needs_wait(Action right) {
+    CHECK(seeds_where([&] { return right(true); }) == ALL);
+    CHECK(seeds_where([&] { return right(false); }) < ALL);
+}
+
 // ---- memory
 
 TEST_CASE("emulated runtime: copies in the wrong direction or past the end are errors", "[emulator]") {
@@ -90,8 +97,7 @@ TEST_CASE("emulated runtime: a result is there after the wait, and often not bef
         if (wait) check(cudaStreamSynchronize(stream));
         return result.data[SIZE - 1] == 42;
     };
-    CHECK(seeds_where([&] { return read(true); }) == ALL);
-    CHECK(seeds_where([&] { return read(false); }) < ALL);
+    check_needs_wait(read);
 }
 
 TEST_CASE("emulated runtime: a pinned buffer may be filled again only after its copy, a pageable one at once", "[emulator]") {
@@ -131,8 +137,7 @@ TEST_CASE("emulated runtime: a stream waits for another one's event, or reads wh
         check(cudaStreamSynchronize(second));
         return holds(y, 6);
     };
-    CHECK(seeds_where([&] { return hand_over(true); }) == ALL);
-    CHECK(seeds_where([&] { return hand_over(false); }) < ALL);
+    check_needs_wait(hand_over);
 }
 
 TEST_CASE("emulated runtime: a stream may run ahead and overwrite what another still reads", "[emulator]") {
@@ -147,8 +152,7 @@ TEST_CASE("emulated runtime: a stream may run ahead and overwrite what another s
         check(cudaStreamSynchronize(loader));
         return holds(result, 1);
     };
-    CHECK(seeds_where([&] { return overwrite(true); }) == ALL);
-    CHECK(seeds_where([&] { return overwrite(false); }) < ALL);
+    check_needs_wait(overwrite);
 }
 
 TEST_CASE("emulated runtime: stream 0 takes turns with blocking streams only", "[emulator]") {
@@ -209,8 +213,7 @@ TEST_CASE("emulated runtime: branches of a graph run in any order that its edges
         check(cudaGraphExecDestroy(executable));
         return holds(y, 2);
     };
-    CHECK(seeds_where([&] { return branches(true); }) == ALL);
-    CHECK(seeds_where([&] { return branches(false); }) < ALL);
+    check_needs_wait(branches);
 }
 
 TEST_CASE("emulated runtime: what a capture does not allow is an error", "[emulator]") {

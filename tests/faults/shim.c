@@ -2,11 +2,11 @@
 // call fail, or kills the process there. dev/faults.py drives it. Everything is set through the environment:
 //
 //   FAULT_FOLDER=FOLDER    absolute path; only calls on files in this folder count. Without it nothing is counted.
-//   FAULT_CALLS=writing    writing calls alone (default), reading calls alone (reading), or both (all). A writing call creates,
-//                          writes, syncs, closes, renames or deletes a file or folder; the others are reading calls.
+//   FAULT_CALLS=writing    writing calls (default) or reading ones (reading). A writing call creates, writes, syncs, closes, renames or
+//                          deletes a file or folder; the others are reading calls.
 //   FAULT_AT=N             the call to disturb, from 1. 0 (default) disturbs none.
-//   FAULT_KIND=KIND        kill, kill-after: SIGKILL before or after the call; kill-torn: after half of the bytes of a write
-//                          ENOSPC, EIO, EINTR, EMFILE, ESTALE, EACCES: the call fails once with this error
+//   FAULT_KIND=KIND        kill: SIGKILL before the call; kill-torn: after half of the bytes of a write
+//                          ENOSPC, EIO, EINTR, EMFILE, ESTALE: the call fails once with this error
 //                          short: a read or write does half of its bytes; zero: it does none and returns 0
 //                          stays-full: from call N on every write fails with ENOSPC
 //   FAULT_RANK=R           only in the process whose OMPI_COMM_WORLD_RANK is R
@@ -14,14 +14,13 @@
 //   FAULT_SLOW_FSYNC=MS    each fsync and fdatasync takes MS milliseconds longer
 //
 // The FILE layer of libc does not call open() and write() through the dynamic linker. So fopen() and fdopen() return a stream whose
-// reads and writes come back here (fopencookie), and glob() gets functions of this file to read folders with. posix_fadvise() changes
-// nothing that a test could see and is not counted, nor are fstat() and lseek(). Build: make build/tests/faults.so
+// reads and writes come back here (fopencookie). posix_fadvise() changes nothing that a test could see and is not counted, nor are
+// fstat() and lseek(). Build: make build/tests/faults.so
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -42,7 +41,7 @@
 
 // ---- settings, read once
 static struct {
-    bool ready, active, reading, writing;
+    bool ready, active, reading;
     char folder[PATH_MAX];
     size_t folder_length;
     const char* kind;
@@ -64,8 +63,7 @@ __attribute__((constructor)) static void start(void) {
     if (!faults.active) return;
     snprintf(faults.folder, sizeof faults.folder, "%s", folder);
     faults.folder_length = strlen(faults.folder);
-    faults.reading = calls && strcmp(calls, "writing") != 0;
-    faults.writing = !calls || strcmp(calls, "reading") != 0;
+    faults.reading = calls && strcmp(calls, "reading") == 0;
     faults.kind = getenv("FAULT_KIND") ? getenv("FAULT_KIND") : "";
     faults.at = number("FAULT_AT");
     faults.slow_fsync = number("FAULT_SLOW_FSYNC");
@@ -115,7 +113,7 @@ static void forget(int descriptor) {
 }
 
 // ---- what happens to a call
-enum Fate { proceed, fails, does_half, does_nothing, dies_after, dies_torn };
+enum Fate { proceed, fails, does_half, does_nothing, dies_torn };
 enum Call { reads, writes, grows };   // grows: writes that need space on the disk
 
 static void die(void) {
@@ -125,7 +123,7 @@ static void die(void) {
 
 static int error_of(const char* kind) {
     static const struct { const char* name; int value; } errors[] = {{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EINTR", EINTR},
-        {"EMFILE", EMFILE}, {"ESTALE", ESTALE}, {"EACCES", EACCES}, {"stays-full", ENOSPC}};
+        {"EMFILE", EMFILE}, {"ESTALE", ESTALE}, {"stays-full", ENOSPC}};
     for (size_t e = 0; e < sizeof errors / sizeof errors[0]; e++)
         if (strcmp(kind, errors[e].name) == 0) return errors[e].value;
     return 0;
@@ -134,7 +132,7 @@ static int error_of(const char* kind) {
 // Counts a call. Does not return if the process is to die before it; where the call fails, errno is set.
 static enum Fate count(enum Call call, const char* name, const char* path) {
     static long calls;
-    if (call == reads ? !faults.reading : !faults.writing) return proceed;
+    if ((call == reads) != faults.reading) return proceed;
     const long n = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
     char line[PATH_MAX + 64];
     const int length = snprintf(line, sizeof line, "%ld %s %s\n", n, name, path);
@@ -142,7 +140,6 @@ static enum Fate count(enum Call call, const char* name, const char* path) {
     const bool stays = strcmp(faults.kind, "stays-full") == 0;
     if (faults.at == 0 || (stays ? n < faults.at || call != grows : n != faults.at)) return proceed;
     if (strcmp(faults.kind, "kill") == 0) die();
-    if (strcmp(faults.kind, "kill-after") == 0) return dies_after;
     if (strcmp(faults.kind, "kill-torn") == 0) return dies_torn;
     if (strcmp(faults.kind, "short") == 0) return does_half;
     if (strcmp(faults.kind, "zero") == 0) return does_nothing;
@@ -150,11 +147,8 @@ static enum Fate count(enum Call call, const char* name, const char* path) {
     return fails;
 }
 
-// GUARD(RESULT ON FAILURE, CALL): calls, unless the fate is to fail first; dies afterwards where that is the fate.
-#define GUARD(FATE, FAILED, CALL) ({ const enum Fate fate_ = (FATE); __typeof__(CALL) result_ = FAILED; \
-    if (fate_ != fails) result_ = (CALL); \
-    if (fate_ == dies_after || fate_ == dies_torn) die(); \
-    result_; })
+// GUARD(FATE, RESULT ON FAILURE, CALL): calls, unless the fate is to fail.
+#define GUARD(FATE, FAILED, CALL) ((FATE) == fails ? (FAILED) : (CALL))
 #define ON_PATH(KIND, AT, PATH, NAME) ({ char at_[PATH_MAX]; inside(AT, PATH, at_) ? count(KIND, NAME, at_) : proceed; })
 #define ON_FILE(KIND, DESCRIPTOR, NAME) (tracked(DESCRIPTOR) ? count(KIND, NAME, tracked(DESCRIPTOR)) : proceed)
 
@@ -191,7 +185,6 @@ int close(int descriptor) {
     const enum Fate fate = count(opened[descriptor].writes ? writes : reads, "close", tracked(descriptor));
     forget(descriptor);
     const int error = errno, result = REAL(close)(descriptor);
-    if (fate == dies_after || fate == dies_torn) die();
     if (fate == fails) errno = error;
     return fate == fails ? -1 : result;
 }
@@ -288,22 +281,9 @@ struct dirent64* readdir64(DIR* folder) { return GUARD(ON_FILE(reads, dirfd(fold
 int closedir(DIR* folder) {
     const int descriptor = dirfd(folder);
     if (!tracked(descriptor)) return REAL(closedir)(folder);
-    const enum Fate fate = count(reads, "closedir", tracked(descriptor));
+    count(reads, "closedir", tracked(descriptor));
     forget(descriptor);
-    const int result = REAL(closedir)(folder);
-    if (fate == dies_after) die();
-    return result;
-}
-
-static void close_folder(void* folder) { closedir(folder); }
-int glob(const char* pattern, int flags, int (*on_error)(const char*, int), glob_t* found) {
-    if (flags & GLOB_ALTDIRFUNC) return REAL(glob)(pattern, flags, on_error, found);
-    found->gl_opendir = (void* (*)(const char*))opendir;
-    found->gl_readdir = (struct dirent* (*)(void*))readdir;
-    found->gl_closedir = close_folder;
-    found->gl_stat = stat;
-    found->gl_lstat = lstat;
-    return REAL(glob)(pattern, flags | GLOB_ALTDIRFUNC, on_error, found);
+    return REAL(closedir)(folder);
 }
 
 // ---- streams

@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include "model/base/options.h"
 #include "model/ranks/collectives.cuh"
 #include "model/run/machine.cuh"
 #include "tests/gpu/device_array.h"
@@ -16,23 +17,18 @@ namespace {
 
 constexpr int THREADS = 128;
 
-__global__ void fill_kernel(float* x, int n, float value) {
+template <class X>
+__global__ void fill_kernel(X* x, int n, X value) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) x[i] = value + float(i % 7);
-}
-__global__ void fill_double_kernel(double* x, double value) {
-    if (threadIdx.x == 0) *x = value;
-}
-__global__ void copy_kernel(float* to, const float* from, int n) {
-    const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) to[i] = from[i];
+    if (i < n) x[i] = value + X(i % 7);
 }
 
-void run_fill(const GPU& device, float* x, int n, float value) {
-    launch(device, fill_kernel, Grid(blocks_for(size_t(n), THREADS)), THREADS, 0, x, n, value);
+template <class X>
+void run_fill(const GPU& device, X* x, int n, X value) {
+    launch(device, fill_kernel<X>, Grid(blocks_for(size_t(n), THREADS)), THREADS, 0, x, n, value);
 }
-void run_copy(const GPU& device, float* to, const float* from, int n) {
-    launch(device, copy_kernel, Grid(blocks_for(size_t(n), THREADS)), THREADS, 0, to, from, n);
+void run_copy(const GPU& device, float* to, const float* from, size_t n) {
+    check(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, device.stream));
 }
 
 void require(bool true_, const std::string& what) {
@@ -59,6 +55,12 @@ struct Job {
     double sum_of_ranks() const { return ranks.size() * (ranks.size() - 1) / 2; }
 };
 
+void require_equal(Job& job, const DeviceArray<float>& seen, const std::vector<double>& expected, const std::string& what) {
+    check(cudaStreamSynchronize(job.device.stream));
+    const std::string wrong = difference(seen.numbers(), expected, {0, 0});
+    require(wrong.empty(), what + ": " + wrong);
+}
+
 /// A backward pass in small: every slice is written on the stream, handed over, and the next is begun; then all is read. The second
 /// and third round write where the sums before have been.
 void sums(Job& job, size_t together) {
@@ -73,24 +75,16 @@ void sums(Job& job, size_t together) {
             if (half) collectives.start_sum(job.device, x.data() + slice * n, half);
             collectives.start_sum(job.device, x.data() + slice * n + half, size_t(n - half));
         }
-        launch(job.device, fill_double_kernel, Grid(1), 32, 0, loss.data(), 0.25 + job.ranks.rank());
+        run_fill(job.device, loss.data(), 1, 0.25 + job.ranks.rank());
         collectives.start_sum(job.device, loss.data(), 1);
         collectives.finish(job.device);
-        run_copy(job.device, seen.data(), x.data(), n * slices);
+        run_copy(job.device, seen.data(), x.data(), x.size());
         std::vector<double> expected(x.size());
         for (size_t i = 0; i < expected.size(); i++)
             expected[i] = job.ranks.size() * (10.0 * round + double(i / n) + double(i % n % 7)) + job.sum_of_ranks();
-        check(cudaStreamSynchronize(job.device.stream));
-        const std::string wrong = difference(seen.numbers(), expected, {0, 0});
-        require(wrong.empty(), "sum in round " + std::to_string(round) + ": " + wrong);
+        require_equal(job, seen, expected, "sum in round " + std::to_string(round));
         require(loss.numbers()[0] == 0.25 * job.ranks.size() + job.sum_of_ranks(), "sum of one double");
     }
-}
-
-void require_equal(Job& job, const DeviceArray<float>& seen, const std::vector<double>& expected, const std::string& what) {
-    check(cudaStreamSynchronize(job.device.stream));
-    const std::string wrong = difference(seen.numbers(), expected, {0, 0});
-    require(wrong.empty(), what + ": " + wrong);
 }
 
 /// ZeRO-1 in small, for n numbers: all ranks write all gradients, bucket after bucket from the last on, and each gets the sum of
@@ -113,7 +107,7 @@ void shards(Job& job, size_t n, size_t bucket) {
                 sums[i] = i >= own.begin && i < own.end ? ranks * number(round, i, all) + job.sum_of_ranks() : number(round + me, i, all);
         }
         collectives.finish(job.device);
-        run_copy(job.device, seen.data(), x.data(), int(cut.size()));
+        run_copy(job.device, seen.data(), x.data(), cut.size());
         require_equal(job, seen, sums, "sum of parts" + of);
         for (size_t k = 0; k < cut.buckets(); k++) {
             run_fill(job.device, x.data() + cut.own(k).begin, int(cut.part_size(k)), float(round + 50 + me));
@@ -121,7 +115,7 @@ void shards(Job& job, size_t n, size_t bucket) {
                 for (size_t i = cut.part(k, r).begin; i < cut.part(k, r).end; i++) whole[i] = number(round + 50 + r, i, cut.part(k, r));
         }
         collectives.all_gather(job.device, x.data(), cut);
-        run_copy(job.device, seen.data(), x.data(), int(cut.size()));
+        run_copy(job.device, seen.data(), x.data(), cut.size());
         require_equal(job, seen, whole, "gather" + of);
     }
 }
@@ -129,7 +123,7 @@ void shards(Job& job, size_t n, size_t bucket) {
 /// The same through memory of the host that has no room for all at once.
 void in_pieces(Job& job) {
     const size_t ranks = size_t(job.ranks.size()), me = size_t(job.ranks.rank()), n = 700;
-    HostExchange exchange(job.ranks, "test", 1000);
+    HostExchange exchange(job.ranks, 1000);
     DeviceArray<float> x(n * ranks, NAN);
     run_fill(job.device, x.data(), int(x.size()), float(me));
     exchange.sum(job.device.stream, x.data(), n * ranks);
@@ -142,17 +136,6 @@ void in_pieces(Job& job) {
     exchange.all_gather(job.device.stream, std::vector<Parts>(1, bytes));
     for (size_t i = 0; i < expected.size(); i++) expected[i] = double(ranks) * (double(ranks) * double(i % 7) + job.sum_of_ranks());
     require_equal(job, x, expected, "gather in pieces");
-}
-
-/// One double of every rank.
-void gather_doubles(Job& job) {
-    const size_t ranks = size_t(job.ranks.size()), me = size_t(job.ranks.rank());
-    DeviceArray<double> x(ranks, NAN);
-    Collectives<GPU> collectives(job.device, job.ranks);
-    launch(job.device, fill_double_kernel, Grid(1), 32, 0, x.data() + me, 0.25 + double(me));
-    collectives.all_gather(job.device, x.data(), 1);
-    check(cudaStreamSynchronize(job.device.stream));
-    for (size_t r = 0; r < ranks; r++) require(x.numbers()[r] == 0.25 + double(r), "gather of doubles");
 }
 
 /// What hosts exchange among themselves.
@@ -233,18 +216,11 @@ void unequal_calls(Job& job) {
 
 void run(const std::string& what, int who) {
     Job job;
-    if (what == "name") {
-        Collectives<GPU> collectives(job.device, job.ranks);
-        const Ranks& r = job.ranks;
-        std::printf("rank %d of %d, %d of %d here: %s\n", r.rank(), r.size(), r.local_rank(), r.local_size(),
-                    collectives.name().c_str());
-    }
     if (what == "all") {
         host(job);
         for (size_t together : {1, 1500, 1 << 22}) sums(job, together);
         for (size_t n : {5, 100, 5003}) shards(job, n, Shards::BUCKET);
         for (size_t bucket : {16, 3000}) shards(job, 5003, bucket);
-        gather_doubles(job);
         in_pieces(job);
         if (job.ranks.first()) std::puts("all sums and gathers are right");
     }
@@ -262,14 +238,5 @@ void run(const std::string& what, int who) {
 }   // namespace
 
 int main(int, char** argv) {
-    try {
-        run(argv[1], argv[2] ? std::atoi(argv[2]) : -1);
-        return 0;
-    } catch (const Error& error) {
-        std::fprintf(stderr, "%s: %s\n", process_name("collectives").c_str(), error.what());
-        return int(error.code);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s: %s\n", process_name("collectives").c_str(), error.what());
-        return 1;
-    }
+    return run_program(process_name("collectives"), [&] { run(argv[1], argv[2] ? std::atoi(argv[2]) : -1); });
 }

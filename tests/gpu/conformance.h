@@ -9,6 +9,14 @@
 #include "tests/catch.h"
 #include "tests/gpu/device_array.h"
 
+/// What one block makes of `size` numbers, the kernel's first argument.
+template <class Y, class... Parameters, class... Arguments>
+std::vector<double> made_by(void (*kernel)(Y*, Parameters...), size_t size, int threads, size_t shared, Arguments... arguments) {
+    const DeviceArray<Y> out(size, NAN);
+    launch(test_gpu(), kernel, Grid(1), threads, shared, out.data(), arguments...);
+    return out.numbers();
+}
+
 inline std::vector<double> integers(size_t n, int seed) {
     std::mt19937 random(static_cast<unsigned>(seed));
     std::vector<double> numbers(n);

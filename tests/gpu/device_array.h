@@ -2,26 +2,11 @@
 // in and out as double, rounded to X on the way in.
 #pragma once
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "model/device/device.h"
 #include "tests/check.h"
-
-inline double widen(float x) { return x; }
-inline double widen(bf16 x) { return __bfloat162float(x); }
-template <class X>
-X narrow(double x) {
-    if constexpr (std::is_same_v<X, bf16>) return __float2bfloat16(float(x));
-    else return X(x);
-}
-
-/// The numbers that an array of X can hold in place of `numbers`.
-template <class X>
-std::vector<double> rounded(std::vector<double> numbers) {
-    for (double& x : numbers) x = widen(narrow<X>(x));
-    return numbers;
-}
+#include "tests/numbers.h"
 
 /// As many T as `numbers` has, of any type that can be copied as bytes.
 template <class T>
@@ -52,28 +37,13 @@ private:
 };
 
 template <class X>
-class DeviceArray {
+class DeviceArray : public DeviceMemory<X> {
 public:
-    explicit DeviceArray(const std::vector<double>& numbers) : memory_(narrowed(numbers)) {}
+    explicit DeviceArray(const std::vector<double>& numbers) : DeviceMemory<X>(converted<X>(numbers)) {}
     DeviceArray(size_t size, double value) : DeviceArray(std::vector<double>(size, value)) {}
 
-    X* data() const { return memory_.data(); }
-    size_t size() const { return memory_.size(); }
-
     /// What the array holds once all work on the GPU is done.
-    std::vector<double> numbers() const {
-        std::vector<double> wide;
-        for (X x : memory_.host()) wide.push_back(widen(x));
-        return wide;
-    }
-
-private:
-    static std::vector<X> narrowed(const std::vector<double>& numbers) {
-        std::vector<X> all;
-        for (double x : numbers) all.push_back(narrow<X>(x));
-        return all;
-    }
-    DeviceMemory<X> memory_;
+    std::vector<double> numbers() const { return converted<double>(this->host()); }
 };
 
 /// The first GPU, with a stream and a workspace that all tests share one after the other.

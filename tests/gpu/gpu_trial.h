@@ -1,6 +1,5 @@
 // The whole model on a GPU, real or emulated, beside a Trial (whole_model.h) of the CPU in double.
 #pragma once
-#include "model/device/graphs.cuh"
 #include "tests/gpu/device_array.h"
 #include "tests/whole_model.h"
 

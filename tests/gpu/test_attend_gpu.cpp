@@ -1,103 +1,78 @@
 // The decode kernel on the GPU alone: sequences so long that a warp has several tiles of keys, and rings, against a softmax
-// in double. Whole layers: variant/test_layer_caches_gpu.cpp. On a machine without a GPU it runs on the emulator.
+// in double. Whole models: variant/test_gpu_decoder.cpp. On a machine without a GPU it runs on the emulator.
 #include <memory>
 
 #include "attention/decoding/attend.cuh"
 #include "attention/fixed_factorized.cuh"
 #include "attention/masks/pattern.h"
-#include "tests/attention_case.h"
-#include "tests/gpu/device_array.h"
+#include "tests/attention_policies.h"
+#include "tests/gpu/attention_on_gpu.h"
 
 namespace {
 
-using Numbers = std::vector<double>;
-
 constexpr int NH = 6, NKV = 1, HS = 32;   // more heads than a block takes at a time
 
-/// Two texts, of which all but the last token is kept, and the rows of the last ones.
-struct TwoTexts {
-    std::vector<int> lengths;
-    int room;
-    Numbers q, k, v, gate;   // (2, NH, HS), (2, room, HS) twice, (2, NH)
-
-    TwoTexts(int first, int second)
-        : lengths{first, second}, room(std::max(first, second)), q(normal_numbers(2 * NH * HS, 1)),
-          k(normal_numbers(size_t(2) * room * HS, 2)), v(normal_numbers(size_t(2) * room * HS, 3)), gate(normal_numbers(2 * NH, 4)) {}
-    size_t row(int b, int t) const { return (size_t(b) * room + t) * HS; }
-};
-
-struct RowResults {
-    Numbers out, gated_out, lse;
-};
-
-template <class P>
-RowResults expected(const TwoTexts& texts, const P& policy) {
-    RowResults r;
-    for (int b = 0; b < 2; b++)
-        for (int h = 0; h < NH; h++) {
-            const int i = texts.lengths[b] - 1;
-            const double* q = &texts.q[(size_t(b) * NH + h) * HS];
-            double sum = 0;
-            Numbers out(HS);
-            for (int j = 0; j <= i; j++) {
-                if (!policy.visible(h, i, j)) continue;
-                const double weight = std::exp(dot(q, &texts.k[texts.row(b, j)], HS) / std::sqrt(double(HS)));
-                sum += weight;
-                for (int d = 0; d < HS; d++) out[d] += weight * texts.v[texts.row(b, j) + d];
-            }
-            for (double o : out) r.out.push_back(o / sum), r.gated_out.push_back(o / sum * texts.gate[b * NH + h]);
-            r.lse.push_back(std::log(sum));
-        }
-    return r;
+/// The newest token of a text of so many, with all keys.
+Problem newest_token(int tokens) {
+    Problem p(1, 1, tokens, NH, NKV, HS);
+    p.k = normal_numbers(p.k.size(), tokens), p.v = normal_numbers(p.v.size(), tokens + 1);   // other numbers in each text
+    p.q = normal_numbers(p.q.size(), tokens + 2), p.gate = normal_numbers(NH, tokens + 3);
+    p.q_position.assign(NH, tokens - 1);
+    return p;
 }
 
-/// In another order of the texts than that of their numbers.
+struct RowResults {
+    Numbers out, gated_out, lse;   // of both texts
+};
+
+/// The rows of two texts, in another order than that of the texts' numbers.
 template <class X, class P>
-RowResults on_gpu(const TwoTexts& texts, const P& policy) {
+RowResults on_gpu(const Problem (&texts)[2], const P& policy) {
     const GPU device = test_gpu();
     Arena<GPU> memory;
     std::unique_ptr<KVCache<GPU, X, SlotsOf<P>>> keys;
+    const int room = std::max(texts[0].S, texts[1].S);
     for (int pass = 0; pass < 2; pass++) {   // the first learns the size
-        keys = std::make_unique<KVCache<GPU, X, SlotsOf<P>>>(memory, LayerShape{2, texts.room, 0, NH, NKV, HS}, 0, policy.kept_keys());
+        keys = std::make_unique<KVCache<GPU, X, SlotsOf<P>>>(memory, CacheRoom{{2, room, 0, NH, NKV, HS}}, 0, policy.kept_keys());
         if (pass == 0) memory.allocate();
     }
-    const DeviceArray<X> k(texts.k), v(texts.v);
-    Numbers rows_q, rows_k, rows_v, gates;
+    ArraysOn<GPU> arrays(device);
+    Numbers q, k, v, gates;
     for (int b : {1, 0}) {
+        const Problem& p = texts[b];
         AttentionForward<X> prompt{};
-        prompt.B = 1, prompt.S = texts.lengths[b] - 1;
-        prompt.k = {k.data() + texts.row(b, 0), HS}, prompt.v = {v.data() + texts.row(b, 0), HS};
+        prompt.B = 1, prompt.S = p.S - 1;
+        prompt.k = {put<X>(arrays, p.k), HS}, prompt.v = {put<X>(arrays, p.v), HS};
         append_prompt(device, *keys, prompt, b);
-        const size_t last = texts.row(b, texts.lengths[b] - 1), q_row = size_t(NH) * HS;
-        rows_q.insert(rows_q.end(), texts.q.begin() + b * q_row, texts.q.begin() + (b + 1) * q_row);
-        rows_k.insert(rows_k.end(), texts.k.begin() + last, texts.k.begin() + last + HS);
-        rows_v.insert(rows_v.end(), texts.v.begin() + last, texts.v.begin() + last + HS);
-        gates.insert(gates.end(), texts.gate.begin() + b * NH, texts.gate.begin() + (b + 1) * NH);
+        q = joined(q, p.q), k = joined(k, {p.k.end() - HS, p.k.end()}), v = joined(v, {p.v.end() - HS, p.v.end()});
+        gates = joined(gates, p.gate);
     }
-    const DeviceArray<X> q(rows_q), row_k(rows_k), row_v(rows_v), out(2 * NH * HS, NAN), gated_out(2 * NH * HS, NAN);
-    const DeviceArray<float> lse(2 * NH, NAN), gate(gates);
-    const DeviceMemory<int32_t> text({1, 0}), position({texts.lengths[1] - 1, texts.lengths[0] - 1});
+    const DeviceMemory<int32_t> text({1, 0}), position({texts[1].S - 1, texts[0].S - 1});
     AttentionForward<X> a{};
     a.B = 2, a.T = a.S = 1, a.NH = NH, a.NKV = NKV, a.HS = HS;
-    a.q = {q.data(), NH * HS}, a.k = {row_k.data(), HS}, a.v = {row_v.data(), HS};
-    a.gate = gate.data(), a.out = out.data(), a.gated_out = gated_out.data(), a.lse = lse.data();
+    a.q = {put<X>(arrays, q), NH * HS}, a.k = {put<X>(arrays, k), HS}, a.v = {put<X>(arrays, v), HS};
+    a.gate = put<float>(arrays, gates), a.lse = put<float>(arrays, 2 * NH);
+    a.out = put<X>(arrays, 2 * NH * HS), a.gated_out = put<X>(arrays, 2 * NH * HS);
     attention_forward(DecodeStep<GPU, X, SlotsOf<P>>{device, *keys, {text.data(), position.data()}}, policy, a);
 
-    const auto in_order = [](const Numbers& rows) {
-        Numbers both(rows.begin() + rows.size() / 2, rows.end());
-        both.insert(both.end(), rows.begin(), rows.begin() + rows.size() / 2);
-        return both;
+    const auto in_order = [&](const auto* rows, size_t of_text) {
+        return joined(numbers_at(arrays, rows + of_text, of_text), numbers_at(arrays, rows, of_text));
     };
-    return {in_order(out.numbers()), in_order(gated_out.numbers()), in_order(lse.numbers())};
+    return {in_order(a.out, NH * HS), in_order(a.gated_out, NH * HS), in_order(a.lse, NH)};
 }
 
 template <class X, class P>
-void check_rows(TwoTexts texts, const P& policy) {
-    INFO((std::is_same_v<X, bf16> ? "bf16" : "float") << ", " << texts.lengths[0] << " and " << texts.lengths[1] << " tokens");
-    for (Numbers* numbers : {&texts.q, &texts.k, &texts.v}) *numbers = rounded<X>(*numbers);
-    texts.gate = rounded<float>(texts.gate);
-    const RowResults is = on_gpu<X>(texts, policy), should = expected(texts, policy);
-    const Tolerance of_sums = rounding<float>(HS + texts.room);
+void check_rows(int first, int second, const P& policy) {
+    INFO((std::is_same_v<X, bf16> ? "bf16" : "float") << ", " << first << " and " << second << " tokens");
+    const Problem texts[] = {rounded_problem<X>(newest_token(first)), rounded_problem<X>(newest_token(second))};
+    RowResults should;
+    for (const Problem& p : texts) {
+        const Results one = by_definition(p, raw, [&](int h, int i, int j) { return j <= i && policy.visible(h, i, j); });
+        should.out = joined(should.out, one.out), should.gated_out = joined(should.gated_out, one.gated_out);
+        should.lse = joined(should.lse, one.lse);
+    }
+    const RowResults is = on_gpu<X>(texts, policy);
+    const Tolerance of_sums = rounding<float>(HS + std::max(first, second));
     const Tolerance of_out = std::is_same_v<X, float> ? of_sums : Tolerance{0.01, 0};   // bf16 rounds the result
     CHECK(difference(is.out, should.out, of_out) == "");
     CHECK(difference(is.gated_out, should.gated_out, of_out) == "");
@@ -105,8 +80,6 @@ void check_rows(TwoTexts texts, const P& policy) {
     const Order other(3);
     CHECK(bit_difference(on_gpu<X>(texts, policy).out, is.out) == "");
 }
-
-const Policy causal(Config{}, 0);
 
 /// Whether the last of `tokens` tokens or a later one may see token j.
 bool is_needed(const KeptKeys& kept, int j, int tokens) {
@@ -149,20 +122,20 @@ void check_slots(const Kept& kept) {
 }   // namespace
 
 TEST_CASE("decode on the GPU: several tiles of keys for a warp, beside a text of less than one", "[gpu][attention][decode]") {
-    check_rows<bf16>({8400, 40}, causal);
-    check_rows<float>({130, 8400}, causal);
+    check_rows<bf16>(8400, 40, Causal());
+    check_rows<float>(130, 8400, Causal());
 }
 
 TEST_CASE("decode on the GPU: rings, before they are full and at every place of the newest token", "[gpu][attention][decode]") {
-    for (int length : {60, 130, 171, 172, 199, 237, 300}) check_rows<float>({length, 330}, LeadingAndWindow(Config{}, 0, 70, 100));
-    check_rows<bf16>({2, 65}, LeadingAndWindow(Config{}, 0, 0, 0));   // each sees itself alone
+    for (int length : {60, 130, 171, 172, 199, 237, 300}) check_rows<float>(length, 330, LeadingAndWindow(Config{}, 0, 70, 100));
+    check_rows<bf16>(2, 65, LeadingAndWindow(Config{}, 0, 0, 0));   // each sees itself alone
 }
 
 TEST_CASE("decode on the GPU: chunks of which the end is kept, at every place of the newest token", "[gpu][attention][decode]") {
     Config config;
     config.settings = {{"fixed_factorized_chunk", 100}, {"fixed_factorized_summary", 30}};
     const fixed_factorized policy(config, 0);
-    for (int length : {1, 69, 71, 99, 100, 101, 150, 170, 171, 200, 230, 299}) check_rows<float>({length, 330}, policy);
+    for (int length : {1, 69, 71, 99, 100, 101, 150, 170, 171, 200, 230, 299}) check_rows<float>(length, 330, policy);
 }
 
 TEST_CASE("slots of a text: each token has one while a later row may see it, and ranges of slots hold all of their tokens", "[decode]") {

@@ -72,18 +72,10 @@ TEST_CASE("GPU attention mask: a head that sees nothing among heads that do", "[
     check_attention_on_gpu(p, Modified());
 }
 
-TEST_CASE("GPU attention mask: a row that sees nothing gives zeros, not NaN", "[gpu][attention]") {
-    Problem p(1, 130, 130, 1, 1, 32, Modified().features());
-    p.dlse = normal_numbers(p.rows(), 9);
-    p.gate = normal_numbers(p.rows(), 10);
-    set_tile_lists(p, {{0}, {}, {0}});   // nothing for rows 64..127; no row sees keys from 64 on
-    check_attention_on_gpu(p, Modified());
-}
-
 TEST_CASE("GPU attention output gate: a gate that the policy does not know is refused", "[gpu][attention]") {
     Problem p(1, 4, 4, 1, 1, 32);
     p.gate = normal_numbers(p.rows(), 10);
-    AttentionOnGpu<bf16, Causal> gpu(p, Causal());
+    AttentionOn<GPU, bf16, Causal> gpu(test_gpu(), p, Causal());
     gpu.forward(false);
     CHECK_THROWS_AS(gpu.backward(), Error);
 }
@@ -91,7 +83,7 @@ TEST_CASE("GPU attention output gate: a gate that the policy does not know is re
 TEST_CASE("GPU attention statistics: a pair counts however small its weight", "[gpu][attention]") {
     Problem p(1, 200, 200, 2, 1, 32);
     for (double& number : p.q) number *= 100;
-    CHECK(AttentionOnGpu<float, Window>(p, Window()).forward(true).pairs == forward(p, Window()).pairs);
+    CHECK(AttentionOn<GPU, float, Window>(test_gpu(), p, Window()).forward().pairs == forward(p, Window()).pairs);
 }
 
 TEST_CASE("GPU attention: the same bits in every order of threads and blocks", "[gpu][attention]") {
@@ -107,6 +99,6 @@ TEST_CASE("GPU attention: the same bits in every order of threads and blocks", "
 
 TEST_CASE("GPU attention: sizes that the kernels do not have are refused", "[gpu][attention]") {
     const Problem p(1, 4, 4, 1, 1, 48);
-    AttentionOnGpu<bf16, Causal> gpu(p, Causal());
+    AttentionOn<GPU, bf16, Causal> gpu(test_gpu(), p, Causal());
     CHECK_THROWS_AS(gpu.forward(false), Error);
 }

@@ -61,18 +61,15 @@ int number_held(Reading reading, int lane, int n) {
     return (A_ROW + (across ? k : m_or_n)) * COLUMNS + A_COLUMN + (across ? m_or_n : k);
 }
 
-template <class X>
-void check_fragments() {
+TEMPLATE_TEST_CASE("conformance: each lane holds of a tile what the manual says", "[gpu][conformance]", bf16, float) {
+    using X = TestType;
     const auto numbers = integers(ROWS * COLUMNS, 1);
     const DeviceArray<X> tile(numbers);
     for (Reading reading : {Reading::a, Reading::a_transposed, Reading::b, Reading::b_transposed}) {
         INFO("reading " << int(reading) << ", " << sizeof(X) << " bytes a number");
         std::vector<double> expected(8 * WARP);
         for (int n = 0; n < 8 * WARP; n++) expected[n] = numbers[number_held(reading, n / 8, n % 8)];
-        const DeviceArray<X> out(8 * WARP, NAN);
-        launch(test_gpu(), fragment_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), out.data(), static_cast<const X*>(tile.data()),
-               reading);
-        CHECK(out.numbers() == expected);
+        CHECK(made_by(fragment_kernel<X>, 8 * WARP, WARP, sizeof(TwoTiles<X>), tile.data(), reading) == expected);
     }
 }
 
@@ -100,8 +97,8 @@ __global__ void product_kernel(float* d, const X* a, const X* b) {
     write_result(d, results[0], results[1]);
 }
 
-template <class X>
-void check_products() {
+TEMPLATE_TEST_CASE("conformance: products of the tensor cores", "[gpu][conformance]", bf16, float) {
+    using X = TestType;
     const auto a = integers(ROWS * COLUMNS, 1), b = integers(ROWS * COLUMNS, 2);
     const DeviceArray<X> on_a(a), on_b(b);
     std::vector<double> expected(256);
@@ -111,10 +108,7 @@ void check_products() {
             for (int k = 0; k < 16; k++)
                 expected[16 * m + n] += a[(A_ROW + m) * COLUMNS + A_COLUMN + k] * b[(B_ROW + k) * COLUMNS + B_COLUMN + n];
         }
-    const DeviceArray<float> d(256, NAN);
-    launch(test_gpu(), product_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), d.data(), static_cast<const X*>(on_a.data()),
-           static_cast<const X*>(on_b.data()));
-    CHECK(d.numbers() == expected);
+    CHECK(made_by(product_kernel<X>, 256, WARP, sizeof(TwoTiles<X>), on_a.data(), on_b.data()) == expected);
 }
 
 /// out (16 x 16) = what store_a() writes of A B^T; d = (A B^T) C with A B^T passed on in registers.
@@ -134,8 +128,8 @@ __global__ void chain_kernel(float* out, float* d, const X* a, const X* b) {
     for (int n = threadIdx.x; n < 256; n += WARP) out[n] = to_float(shared.a.x[A_ROW + n / 16][A_COLUMN + n % 16]);
 }
 
-template <class X>
-void check_chain() {
+TEMPLATE_TEST_CASE("conformance: a result is the next product's factor, and is stored as one", "[gpu][conformance]", bf16, float) {
+    using X = TestType;
     const auto a = integers(ROWS * COLUMNS, 3), b = integers(ROWS * COLUMNS, 4);
     const DeviceArray<X> on_a(a), on_b(b);
     std::vector<double> first(256), second(256);
@@ -149,25 +143,9 @@ void check_chain() {
         for (int n = 0; n < 16; n++)
             for (int k = 0; k < 16; k++) second[16 * m + n] += first[16 * m + k] * b[(B_ROW + k) * COLUMNS + B_COLUMN + n];
     const DeviceArray<float> out(256, NAN), d(256, NAN);
-    launch(test_gpu(), chain_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), out.data(), d.data(),
-           static_cast<const X*>(on_a.data()), static_cast<const X*>(on_b.data()));
+    launch(test_gpu(), chain_kernel<X>, Grid(1), WARP, sizeof(TwoTiles<X>), out.data(), d.data(), on_a.data(), on_b.data());
     CHECK(out.numbers() == first);
     CHECK(d.numbers() == second);
 }
 
 }   // namespace
-
-TEST_CASE("conformance: each lane holds of a tile what the manual says", "[gpu][conformance]") {
-    check_fragments<bf16>();
-    check_fragments<float>();
-}
-
-TEST_CASE("conformance: products of the tensor cores", "[gpu][conformance]") {
-    check_products<bf16>();
-    check_products<float>();
-}
-
-TEST_CASE("conformance: a result is the next product's factor, and is stored as one", "[gpu][conformance]") {
-    check_chain<bf16>();
-    check_chain<float>();
-}

@@ -2,7 +2,6 @@
 #include "attention/deepseek_sparse.cuh"
 #include "tests/attention_case.h"
 #include "tests/catch.h"
-#include "tests/gpu/device_array.h"
 #include "tests/gpu/on_gpu.h"
 
 namespace {
@@ -33,24 +32,17 @@ struct Chosen {
     std::vector<float> lse;
 };
 
-template <class Y>
-struct OnHost {
-    std::vector<Y> numbers;
-    Y* data() { return numbers.data(); }
-    std::vector<Y> host() const { return numbers; }
-};
-
-template <template <class> class Memory, class Device>
+template <class Device>
 Chosen choose(Device device, const ChoiceCase& one) {
     const IndexShape& s = one.s;
     const int tiles = tiles_of(s.T), NH = 2;
     using Floats = std::vector<float>;
     using Ints = std::vector<int>;
-    Memory<float> qk{halves(s.tokens() * s.row(), 5)}, w{halves(s.tokens() * s.heads, 6)};
-    Memory<float> pairs{Floats(size_t(one.at_once) * TILE * padded(s.T), NAN)}, lse{Floats(s.tokens(), NAN)};
-    Memory<int> starts{one.starts.empty() ? Ints(1) : one.starts}, touched{Ints(size_t(s.B) * tiles * tiles, 9)};
-    Memory<int> count{Ints(size_t(s.B) * NH * tiles, 9)}, list{Ints(size_t(s.B) * NH * tiles * tiles, 9)};
-    Memory<uint64_t> words{std::vector<uint64_t>(s.tokens() * tiles, 0)};
+    On<Device, float> qk{halves(s.tokens() * s.row(), 5)}, w{halves(s.tokens() * s.heads, 6)};
+    On<Device, float> pairs{Floats(size_t(one.at_once) * TILE * padded(s.T), NAN)}, lse{Floats(s.tokens(), NAN)};
+    On<Device, int> starts{one.starts.empty() ? Ints(1) : one.starts}, touched{Ints(size_t(s.B) * tiles * tiles, 9)};
+    On<Device, int> count{Ints(size_t(s.B) * NH * tiles, 9)}, list{Ints(size_t(s.B) * NH * tiles * tiles, 9)};
+    On<Device, uint64_t> words{std::vector<uint64_t>(s.tokens() * tiles, 0)};
     BumpAllocator nowhere(nullptr);
     Index<float> index(nowhere, s);
     index.qk = qk.data(), index.w = w.data();
@@ -61,7 +53,7 @@ Chosen choose(Device device, const ChoiceCase& one) {
         choose_keys(device, to, piece, documents, one.top);
     });
     list_chosen_tiles(device, to, s.B, NH);
-    return {words.host(), count.host(), list.host(), touched.host(), lse.host()};
+    return {words.numbers(), count.numbers(), list.numbers(), touched.numbers(), lse.numbers()};
 }
 
 }   // namespace
@@ -69,7 +61,7 @@ Chosen choose(Device device, const ChoiceCase& one) {
 TEST_CASE("GPU indexer: the CPU's choice to the bit, with ties, documents, and pieces of any size", "[gpu][attention][indexer]") {
     for (const ChoiceCase& one : choice_cases()) {
         INFO("T " << one.s.T << ", top " << one.top);
-        const Chosen cpu = choose<OnHost>(CPU{}, one), gpu = choose<DeviceMemory>(test_gpu(), one);
+        const Chosen cpu = choose(CPU{}, one), gpu = choose(test_gpu(), one);
         CHECK(gpu.words == cpu.words);
         CHECK((gpu.count == cpu.count && gpu.list == cpu.list && gpu.touched == cpu.touched));
         double worst = 0;

@@ -4,7 +4,7 @@
 
 #include "model/device/graphs.cuh"
 #include "tests/catch.h"
-#include "tests/gpu/device_array.h"
+#include "tests/gpu/on_gpu.h"
 #include "tests/shards.h"
 
 namespace {
@@ -29,12 +29,7 @@ struct HostStep {
         std::vector<TokenRun> runs(RowsByToken::capacity_for(N, VOCABULARY));
         sort_by_token(tokens.data(), N, VOCABULARY, rows.data(), runs.data());
     }
-    std::vector<int32_t> all() const {
-        std::vector<int32_t> numbers = tokens;
-        numbers.insert(numbers.end(), targets.begin(), targets.end());
-        numbers.insert(numbers.end(), rows.begin(), rows.end());
-        return numbers;
-    }
+    std::vector<int32_t> all() const { return joined(joined(tokens, targets), rows); }
 };
 HostStep next(Loader& loader) {
     HostStep step;
@@ -53,29 +48,8 @@ void copy(const GPU& device, int32_t* to, const Batch& from) {
 
 }   // namespace
 
-TEST_CASE("GPU feed: the host runs ahead, and every step sees its own tokens, targets and rows by token", "[gpu][feed]") {
+TEST_CASE("GPU feed: the host runs ahead, and every batch has its own tokens, targets and rows by token", "[gpu][feed]") {
     const int steps = 8;
-    const Tokens tokens;
-    for (int order = 0; order <= 4; order++) {
-        const Order chosen(order);
-        INFO("order " << order);
-        Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
-        const DeviceMemory<int32_t> seen(std::vector<int32_t>(steps * 3 * N, -1));
-        BatchFeed<GPU> feed(B, T, VOCABULARY);
-        feed.allocate(test_gpu());
-        std::vector<int32_t> expected;
-        for (int step = 0; step < steps; step++) {
-            copy(test_gpu(), seen.data() + step * 3 * N, feed.next(test_gpu(), loader, B, T));
-            if (step % 4 != 3) feed.prefetch(test_gpu(), loader, B, T);
-            const std::vector<int32_t> numbers = next(same).all();
-            expected.insert(expected.end(), numbers.begin(), numbers.end());
-        }
-        CHECK(seen.host() == expected);
-    }
-}
-
-TEST_CASE("GPU feed: batches that are put one behind the other, between steps of training", "[gpu][feed]") {
-    const int steps = 4;
     const Tokens tokens;
     for (int order = 0; order <= 4; order++) {
         const Order chosen(order);
@@ -87,15 +61,14 @@ TEST_CASE("GPU feed: batches that are put one behind the other, between steps of
         std::vector<int32_t> expected, expected_put;
         for (int step = 0; step < steps; step++) {
             copy(test_gpu(), trained.data() + step * 3 * N, feed.next(test_gpu(), loader, B, T));
-            feed.prefetch(test_gpu(), loader, B, T);
-            const HostStep now = next(same);
-            HostStep other;
+            if (step % 4 != 3) feed.prefetch(test_gpu(), loader, B, T);
+            expected = joined(expected, next(same).all());
+            HostStep other;   // as in a validation between the steps
             for (int n = 0; n < N; n++) other.tokens[n] = (7 * n + step) % VOCABULARY, other.targets[n] = n + step;
             other.sort();
+            expected_put = joined(expected_put, step % 2 ? other.all() : std::vector<int32_t>(3 * N, -1));
+            if (step % 2 == 0) continue;
             copy(test_gpu(), put.data() + step * 3 * N, feed.put(test_gpu(), other.tokens.data(), other.targets.data(), B, T));
-            const std::vector<int32_t> numbers = now.all(), other_numbers = other.all();
-            expected.insert(expected.end(), numbers.begin(), numbers.end());
-            expected_put.insert(expected_put.end(), other_numbers.begin(), other_numbers.end());
         }
         CHECK(trained.host() == expected);
         CHECK(put.host() == expected_put);
@@ -145,8 +118,7 @@ TEST_CASE("GPU graphs: each place for a batch and each kind of step has a record
             copy(test_gpu(), seen.data() + step * N, result.data());
             feed.prefetch(test_gpu(), loader, B, T);
             const HostStep now = next(same);
-            const std::vector<int32_t>& numbers = write == Write::add ? now.targets : now.tokens;
-            expected.insert(expected.end(), numbers.begin(), numbers.end());
+            expected = joined(expected, write == Write::add ? now.targets : now.tokens);
         }
         CHECK(seen.host() == expected);
     }

@@ -19,14 +19,16 @@ std::vector<Problem> problems() {
 struct LadderOnGpu {
     DeviceArray<bf16> q, k, v, dout, out, dv;
     DeviceArray<float> lse, D, dq, dk;
-    BackwardProblem problem{};
+    LadderProblem problem;
+    DeviceMemory<std::byte> workspace;
 
     explicit LadderOnGpu(const Problem& p)
         : q(p.q), k(p.k), v(p.v), dout(p.dout), out(p.q.size(), NAN), dv(p.q.size(), NAN), lse(p.rows(), NAN), D(p.rows(), NAN),
-          dq(p.q.size(), NAN), dk(p.q.size(), NAN) {
-        problem.B = p.B, problem.T = p.T, problem.NH = p.NH, problem.HS = p.HS;
-        problem.q = q.data(), problem.k = k.data(), problem.v = v.data(), problem.out = out.data(), problem.dout = dout.data();
-        problem.lse = lse.data(), problem.D = D.data(), problem.dq = dq.data(), problem.dk = dk.data(), problem.dv = dv.data();
+          dq(p.q.size(), NAN), dk(p.q.size(), NAN),
+          problem{.B = p.B, .T = p.T, .NH = p.NH, .HS = p.HS, .q = q.data(), .k = k.data(), .v = v.data(), .out = out.data(),
+                  .lse = lse.data(), .dout = dout.data(), .D = D.data(), .dq = dq.data(), .dk = dk.data(), .dv = dv.data()},
+          workspace(std::vector<std::byte>(backward_3::workspace(problem))) {
+        problem.workspace = workspace.data();
     }
 };
 
@@ -36,31 +38,21 @@ TEST_CASE("ladder of attention kernels against double", "[gpu][ladder]") {
     for (const Problem& p : problems()) {
         INFO("B " << p.B << ", T " << p.T << ", NH " << p.NH << ", HS " << p.HS);
         const Numbers expected = by_definition(p, raw, causal).out;
-        for (size_t n = 0; n < rungs(nullptr).size(); n++) {
+        for (const Rung& rung : FORWARD) {
+            INFO("rung: " << rung.adds);
             const LadderOnGpu gpu(p);
-            const Rung rung = rungs(gpu.lse.data())[n];
-            INFO("rung " << n + 1 << ", " << rung.adds);
-            rung.attention(GPU{}, gpu.problem);
+            rung.run(GPU{}, gpu.problem);
             CHECK(difference(gpu.out.numbers(), expected, device_rounding<bf16>(p.T)) == "");
         }
-    }
-}
-
-TEST_CASE("ladder of attention's backward kernels against double", "[gpu][ladder]") {
-    for (const Problem& p : problems()) {
-        INFO("B " << p.B << ", T " << p.T << ", NH " << p.NH << ", HS " << p.HS);
-        Results results = forward(p, Causal());
-        const Gradients expected = backward(p, Causal(), results);
-        for (size_t n = 0; n < backward_rungs(nullptr).size(); n++) {
+        const Gradients gradients = backward(p, Causal());
+        for (const Rung& rung : BACKWARD) {
+            INFO("backward, rung: " << rung.adds);
             const LadderOnGpu gpu(p);
-            const DeviceMemory<std::byte> memory(std::vector<std::byte>(backward_3::workspace(gpu.problem)));
-            const Rung rung = backward_rungs(memory.data())[n];
-            INFO("rung " << n + 1 << ", " << rung.adds);
-            rung_6::attention(GPU{}, gpu.problem, gpu.lse.data());
-            rung.attention(GPU{}, gpu.problem);
-            CHECK(difference(gpu.dq.numbers(), expected.q, of_attention<bf16>(p)) == "");
-            CHECK(difference(gpu.dk.numbers(), expected.k, of_attention<bf16>(p)) == "");
-            CHECK(difference(gpu.dv.numbers(), expected.v, of_attention<bf16>(p)) == "");
+            rung_6::attention(GPU{}, gpu.problem);
+            rung.run(GPU{}, gpu.problem);
+            CHECK(difference(gpu.dq.numbers(), gradients.q, of_attention<bf16>(p)) == "");
+            CHECK(difference(gpu.dk.numbers(), gradients.k, of_attention<bf16>(p)) == "");
+            CHECK(difference(gpu.dv.numbers(), gradients.v, of_attention<bf16>(p)) == "");
         }
     }
 }

@@ -1,5 +1,5 @@
-// The operations of model/ on the GPU, those bound by memory: against the CPU in double (on_gpu.h), and what is special about each.
-// On a machine without a GPU they run on the emulator. Linear layers are in test_linear_gpu.cpp.
+// The operations of model/ on the GPU against the CPU in double (on_gpu.h), and what is special about each. On a machine without a GPU
+// they run on the emulator.
 #include "model/device/memory.cuh"
 #include "model/operations/checksum.cuh"
 #include "tests/errors.h"
@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "tests/gpu/on_gpu.h"
-#include "tests/norms.h"
 #include "tests/ops.h"
 
 namespace {
@@ -20,21 +19,54 @@ std::vector<int32_t> frequent_tokens() {
     return tokens;
 }
 
+/// One layer with random numbers, rounded to what X holds, on the host and on the device.
+template <class X>
+struct LinearCase {
+    int rows, IN, OUT;
+    std::vector<double> inp, weight, bias, dout;
+    DeviceArray<X> d_inp, d_weight, d_bias, d_dout;
+
+    LinearCase(int rows_, int IN_, int OUT_)
+        : rows(rows_), IN(IN_), OUT(OUT_),
+          inp(rounded<X>(random_numbers<double>(size_t(rows) * IN, 1))),
+          weight(rounded<X>(random_numbers<double>(size_t(OUT) * IN, 2))),
+          bias(rounded<X>(random_numbers<double>(OUT, 3))),
+          dout(rounded<X>(random_numbers<double>(size_t(rows) * OUT, 4))),
+          d_inp(inp), d_weight(weight), d_bias(bias), d_dout(dout) {}
+
+    std::vector<double> expected(const std::vector<double>& added) const {
+        return Linear{rows, IN, OUT, true, Write::overwrite}.formula({inp, weight, added});
+    }
+};
+
+/// rows: one, fewer than a chunk of the column sums, two chunks and a part; columns: one block of them, a block and a part.
+template <class X>
+void check_all_sizes() {
+    for (auto [rows, IN, OUT] : {std::array{1, 8, 16}, {24, 56, 40}, {136, 16, 264}, {521, 40, 24}})
+        for (bool bias : {false, true})
+            for (Write write : {Write::overwrite, Write::add}) {
+                INFO(rows << " rows, " << IN << " in, " << OUT << " out, bias " << bias << ", adds " << (write == Write::add));
+                const double rounded_with_it = write == Write::add ? 0.25 : 0;   // what the input's gradient is added to
+                check_on<X>(test_gpu(), Linear{rows, IN, OUT, bias, write},
+                            std::max(1e-6, std::is_same_v<X, bf16> ? rounded_with_it * 0x1p-8 : 0));
+            }
+}
+
 }   // namespace
 
 TEST_CASE("GPU embedding: one token, repeated tokens, tokens of several runs, rows wider than a block", "[gpu][ops]") {
-    check_on_gpu_in_both_types(Embedding{{2}, 3, 8});
-    check_on_gpu_in_both_types(Embedding{{4, 0, 4, 4, 1, 0, 6}, 9, 40});
-    check_on_gpu_in_both_types(Embedding{{1, 1, 0}, 4, 2056});
-    check_on_gpu_in_both_types(Embedding{frequent_tokens(), 16, 24});
-    check_on_gpu_in_both_types(Embedding{std::vector<int32_t>(257, 0), 1, 16});
-    check_on_gpu_in_both_types(Embedding{std::vector<int32_t>(256, 3), 4, 16});
+    check_on_gpu(Embedding{{2}, 3, 8});
+    check_on_gpu(Embedding{{4, 0, 4, 4, 1, 0, 6}, 9, 40});
+    check_on_gpu(Embedding{{1, 1, 0}, 4, 2056});
+    check_on_gpu(Embedding{frequent_tokens(), 16, 24});
+    check_on_gpu(Embedding{std::vector<int32_t>(257, 0), 1, 16});
+    check_on_gpu(Embedding{std::vector<int32_t>(256, 3), 4, 16});
 }
 
 TEST_CASE("GPU embedding: more runs of split tokens than blocks that look for them", "[gpu][ops]") {
     std::vector<int32_t> tokens(256 * RowsByToken::RUN, 0);
     tokens.insert(tokens.end(), 600, 1);
-    check_on_gpu<float>(Embedding{tokens, 2, 8});
+    check_on<float>(test_gpu(), Embedding{tokens, 2, 8});
 }
 
 TEST_CASE("GPU embedding: the workspace's size changes no bit of the gradient", "[gpu][ops]") {
@@ -55,34 +87,34 @@ TEST_CASE("GPU rmsnorm: overwriting and adding; one row, a partial block, severa
         for (Write write_weight : {Write::overwrite, Write::add}) {
             // The 0.25 that a gradient is added to is rounded with it.
             const double roundings = write_input == Write::add ? 0.25 : 0;
-            check_on_gpu_in_both_types(RmsNorm{1, 8, write_input, write_weight}, roundings);
-            check_on_gpu_in_both_types(RmsNorm{7, 24, write_input, write_weight}, roundings);
-            check_on_gpu_in_both_types(RmsNorm{13, 768, write_input, write_weight}, roundings);
-            check_on_gpu_in_both_types(RmsNorm{3, 2056, write_input, write_weight}, roundings);
+            check_on_gpu(RmsNorm{1, 8, write_input, write_weight}, roundings);
+            check_on_gpu(RmsNorm{7, 24, write_input, write_weight}, roundings);
+            check_on_gpu(RmsNorm{13, 768, write_input, write_weight}, roundings);
+            check_on_gpu(RmsNorm{3, 2056, write_input, write_weight}, roundings);
         }
-    check_on_gpu_in_both_types(RmsNorm{131, 8192, Write::overwrite, Write::add});   // more rows than blocks
-    check_on_gpu<float>(RmsNorm{1100, 8, Write::overwrite, Write::overwrite});      // more partial sums than are read at a time
+    check_on_gpu(RmsNorm{131, 8192, Write::overwrite, Write::add});   // more rows than blocks
+    check_on<float>(test_gpu(), RmsNorm{1100, 8, Write::overwrite, Write::overwrite});      // more partial sums than are read at a time
 }
-
-TEST_CASE("GPU rmsnorm: a row of zeros gives zeros and a finite gradient", "[gpu][ops]") { check_row_of_zeros(test_gpu()); }
 
 TEST_CASE("GPU residual: one row, a partial block, several packs a thread", "[gpu][ops]") {
     // The sum, of up to 2, is rounded once more than the results; the gradient is added to one of up to 1.
     const double roundings = 8;
-    check_on_gpu_in_both_types(Residual{1, 8, 8}, roundings);
-    check_on_gpu_in_both_types(Residual{9, 16, 40}, roundings);
-    check_on_gpu_in_both_types(Residual{3, 8, 768}, roundings);
-    check_on_gpu_in_both_types(Residual{2, 8, 2064}, roundings);
+    check_on_gpu(Residual{1, 8, 8}, roundings);
+    check_on_gpu(Residual{9, 16, 40}, roundings);
+    check_on_gpu(Residual{3, 8, 768}, roundings);
+    check_on_gpu(Residual{2, 8, 2064}, roundings);
 }
 
 TEST_CASE("GPU residual: the sum is rounded once, and normed as it is stored", "[gpu][ops]") {
     const Residual op{3, 8, 40};
     Arrays<float> in = random_inputs<float>(op);
-    for (std::vector<float>& array : in) array = rounded_to<bf16>(array);
+    for (std::vector<float>& array : in) array = rounded<bf16>(array);
     const std::vector<float> both = op.forward<bf16>(in, test_gpu());
     const std::vector<float> sum(both.begin(), both.begin() + 120), out(both.begin() + 120, both.end());
     CHECK(bit_difference(RmsNorm{3, 40, {}, {}}.forward<bf16>({sum, in[3]}, test_gpu()), out) == "");
-    const std::vector<double> formula = op.formula({in_double(in[0]), in_double(in[1]), in_double(in[2]), in_double(in[3])});
+    Arrays<double> exact;
+    for (const std::vector<float>& array : in) exact.push_back(converted<double>(array));
+    const std::vector<double> formula = op.formula(exact);
     const std::vector<double> expected(formula.begin(), formula.begin() + 120);
     CHECK(stored_difference<bf16>(sum, expected, op.IN, 0) == "");
 }
@@ -91,30 +123,30 @@ TEST_CASE("GPU qk_norm and rope: each output alone and both; heads of 32, 64 and
     for (bool weights : {true, false})
         for (auto [pre, rotated] : {std::pair{true, true}, {true, false}, {false, true}})
             for (Write write : {Write::overwrite, Write::add}) {
-                check_on_gpu_in_both_types(QkNormRope{1, 1, 1, 1, 64, weights, pre, rotated, write});
-                check_on_gpu_in_both_types(QkNormRope{2, 5, 4, 2, 32, weights, pre, rotated, write});
-                check_on_gpu_in_both_types(QkNormRope{1, 3, 4, 1, 128, weights, pre, rotated, write, 1e6});
+                check_on_gpu(QkNormRope{1, 1, 1, 1, 64, weights, pre, rotated, write});
+                check_on_gpu(QkNormRope{2, 5, 4, 2, 32, weights, pre, rotated, write});
+                check_on_gpu(QkNormRope{1, 3, 4, 1, 128, weights, pre, rotated, write, 1e6});
             }
 }
 
 TEST_CASE("GPU qk_norm and rope: other heads, from 8 to 256 numbers, whose lanes are no power of 2", "[gpu][ops]") {
     for (bool weights : {true, false})
-        for (int HS : {8, 16, 24, 40, 48, 96, 200, 256}) check_on_gpu_in_both_types(QkNormRope{2, 3, 2, 1, HS, weights});
+        for (int HS : {8, 16, 24, 40, 48, 96, 200, 256}) check_on_gpu(QkNormRope{2, 3, 2, 1, HS, weights});
     QkNormRope documents{2, 7, 2, 1, 64, true};
     documents.document = 3;
-    check_on_gpu_in_both_types(documents);
+    check_on_gpu(documents);
 }
 
 TEST_CASE("GPU qk_norm and rope: more rows than the grid has in hand", "[gpu][ops]") {
-    check_on_gpu<bf16>(QkNormRope{1, 2800, 2, 1, 256, true, false});
-    check_on_gpu<float>(QkNormRope{1, 1400, 2, 1, 256, true});
+    check_on<bf16>(test_gpu(), QkNormRope{1, 2800, 2, 1, 256, true, false});
+    check_on<float>(test_gpu(), QkNormRope{1, 1400, 2, 1, 256, true});
 }
 
 TEST_CASE("GPU qk_norm and rope: an attention factor scales the rotated output and its gradient alone", "[gpu][ops]") {
     for (bool weights : {true, false}) {
         QkNormRope op{2, 5, 4, 2, 32, weights};
         op.scaling = SCALED;
-        check_on_gpu_in_both_types(op);
+        check_on_gpu(op);
     }
 }
 
@@ -138,23 +170,23 @@ TEST_CASE("GPU rope: the table is the CPU's, with frequencies of every type and 
 }
 
 TEST_CASE("GPU swiglu: one pack, several rows, a partial block", "[gpu][ops]") {
-    check_on_gpu_in_both_types(SwiGlu{1, 8});
-    check_on_gpu_in_both_types(SwiGlu{5, 40});
-    check_on_gpu_in_both_types(SwiGlu{7, 344});
+    check_on_gpu(SwiGlu{1, 8});
+    check_on_gpu(SwiGlu{5, 40});
+    check_on_gpu(SwiGlu{7, 344});
 }
 
 TEST_CASE("GPU cross-entropy: one row, several rows, ignored targets, a row longer than a batch of reads", "[gpu][ops]") {
-    check_on_gpu_in_both_types(CrossEntropy{{3}, 8});
-    check_on_gpu_in_both_types(CrossEntropy{{0, 511, 5, 5}, 512});
-    check_on_gpu_in_both_types(CrossEntropy{{-1, 1, -1, 1447, -1}, 1448});
-    check_on_gpu_in_both_types(CrossEntropy{{16391, 16384, 0}, 16392});
+    check_on_gpu(CrossEntropy{{3}, 8});
+    check_on_gpu(CrossEntropy{{0, 511, 5, 5}, 512});
+    check_on_gpu(CrossEntropy{{-1, 1, -1, 1447, -1}, 1448});
+    check_on_gpu(CrossEntropy{{16391, 16384, 0}, 16392});
 }
 
 TEST_CASE("GPU cross-entropy: a row that no block can keep in shared memory", "[gpu][ops]") {
     const int V = 58496;   // 228 KB in float32
     CrossEntropy op{{58495, -1, 3}, V};
     CHECK(softmax::bytes_to_keep<float>(V) > max_shared_memory());
-    check_on_gpu<float>(op);
+    check_on<float>(test_gpu(), op);
 }
 
 TEST_CASE("GPU cross-entropy: a weight in the GPU's memory is a factor of the gradient, and none of the loss", "[gpu][ops]") {
@@ -171,17 +203,11 @@ TEST_CASE("GPU cross-entropy: a weight in the GPU's memory is a factor of the gr
     };
     CHECK(run(0.5f, weight.data()) == run(1.25f, nullptr));
     CHECK(run(0, weight.data()) == run(0, nullptr));
-    set_value(test_gpu(), weight.data(), 1.0f);
+    fill(test_gpu(), weight.data(), 1, 1.0f);
     CHECK(run(0.5f, weight.data()) == run(0.5f, nullptr));
 }
 
-TEST_CASE("GPU swiglu: large gates neither overflow nor turn into NaN", "[gpu][ops]") { check_large_gates(test_gpu()); }
-TEST_CASE("GPU cross-entropy: an ignored row has no loss and no gradient, without dloss the other logits stay", "[gpu][ops]") {
-    check_ignored_row<bf16>(test_gpu());
-}
-TEST_CASE("GPU cross-entropy: large logits do not overflow and the gradient of a row sums to zero", "[gpu][ops]") {
-    check_large_logits(test_gpu());
-}
+TEST_CASE("GPU operations: large gates and logits, ignored rows, rows of zeros", "[gpu][ops]") { check_special_numbers<bf16>(test_gpu()); }
 
 TEST_CASE("GPU cross-entropy: a logit that is not a number shows in the loss", "[gpu][ops]") {
     const CrossEntropy op{{0}, 8};
@@ -238,4 +264,67 @@ TEST_CASE("GPU checksums: the sums of pieces are the CPU's, of float32 and of bf
     CHECK(of_gpu.of(device, on_gpu.data()) == of_cpu.of(CPU{}, floats.data()));
     CHECK(of_gpu.of(device, halves_on_gpu.data()) == of_cpu.of(CPU{}, halves.data()));
     CHECK(of_gpu.of(device, on_gpu.data())[2] == 0);
+}
+
+TEST_CASE("linear layers on the GPU, bf16, against the CPU in double", "[gpu][linear]") { check_all_sizes<bf16>(); }
+TEST_CASE("linear layers on the GPU, float32, against the CPU in double", "[gpu][linear]") { check_all_sizes<float>(); }
+
+TEST_CASE("linear layers on the GPU plan each kind of product once and give the same bits again", "[gpu][linear]") {
+    LinearCase<float> layer(16, 8, 24);
+    const std::vector<double> other = random_numbers<double>(24, 9);
+    const DeviceArray<float> d_other(other);
+    const auto forward = [&](const std::vector<double>& bias, float* device_bias) {
+        DeviceArray<float> out(size_t(16) * 24, NAN);
+        linear_forward(test_gpu(), out.data(), layer.d_inp.data(), layer.d_weight.data(), device_bias, 16, 8, 24);
+        CHECK(difference(out.numbers(), layer.expected(bias), rounding<float>(8)) == "");
+        return out.numbers();
+    };
+    const size_t before = Matmuls::of_process().plans_made();
+    const std::vector<double> first = forward(layer.bias, layer.d_bias.data());
+    const size_t after = Matmuls::of_process().plans_made();
+    CHECK(after <= before + 1);
+    CHECK(bit_difference(forward(layer.bias, layer.d_bias.data()), first) == "");
+    forward(other, d_other.data());
+    CHECK(Matmuls::of_process().plans_made() == after);
+}
+
+TEST_CASE("linear layers on the GPU take addresses that are multiples of 16 bytes and of no more", "[gpu][linear]") {
+    const int rows = 24, IN = 16, OUT = 32, shift = 8;   // numbers, of 2 bytes
+    auto shifted = [](std::vector<double> numbers) {
+        numbers.insert(numbers.begin(), shift, NAN);
+        return numbers;
+    };
+    const LinearCase<bf16> layer(rows, IN, OUT);
+    const DeviceArray<bf16> inp(shifted(layer.inp)), weight(shifted(layer.weight)), bias(shifted(layer.bias));
+    const DeviceArray<bf16> out(size_t(rows) * OUT + shift, NAN);
+    linear_forward(GPU{}, out.data() + shift, static_cast<const bf16*>(inp.data() + shift),
+                   static_cast<const bf16*>(weight.data() + shift), static_cast<const bf16*>(bias.data() + shift), rows, IN, OUT);
+    std::vector<double> actual = out.numbers();
+    actual.erase(actual.begin(), actual.begin() + shift);
+    CHECK(difference(actual, layer.expected(layer.bias), device_rounding<bf16>(IN)) == "");
+}
+
+TEST_CASE("linear layers on the GPU say which product failed and why", "[gpu][linear]") {
+    LinearCase<bf16> layer(16, 8, 24);
+    DeviceArray<bf16> out(size_t(16) * 24 + 8, NAN);
+    const auto complains = [](Exit code, const std::string& words, auto work) {
+        CHECK(refusal(code, work).find(words) != std::string::npos);
+    };
+    const bf16* no_bias = nullptr;
+    complains(Exit::rank, "the product (16, 8) x (24, 8)^T, bf16 to bf16 got the address", [&] {
+        linear_forward(test_gpu(), out.data() + 1, layer.d_inp.data(), layer.d_weight.data(), no_bias, 16, 8, 24);
+    });
+
+    // float32 matrices into a bf16 one: a combination that the library does not have.
+    const DeviceArray<float> a(128, 1.0), b(192, 1.0);
+    complains(Exit::rank, "no algorithm on this GPU for the product (16, 8) x (24, 8)^T, float32 to bf16", [&] {
+        matmul(test_gpu(), out.data(), Transpose::no, a.data(), Transpose::yes, b.data(), no_bias, no_bias, 16, 24, 8);
+    });
+
+    const GPU without_workspace{};
+    DeviceArray<float> dweight(layer.weight.size(), NAN), dbias(24, NAN);
+    complains(Exit::out_of_memory, "bytes of workspace", [&] {
+        linear_backward_weight(without_workspace, dweight.data(), dbias.data(), layer.d_dout.data(), layer.d_inp.data(), 16, 8, 24,
+                               Write::overwrite);
+    });
 }

@@ -5,16 +5,17 @@
 #include <cmath>
 
 #include "tests/gpu/on_gpu.h"
-#include "tests/muon_case.h"
+#include "tests/optimizer_case.h"
 
 namespace {
 
 template <class X>
 using OnGpu = Optimized<X, GPU>;
 
-/// Ranges as tensors of odd sizes leave them: whole packs, parts of one, one number, a gap of padding.
+/// Ranges as tensors of odd sizes leave them: whole packs, parts of one, one number, a gap of padding; two are statistics.
 const std::vector<UpdateRange> ODD_RANGES = {{0, 16, Role::decays}, {16, 17, Role::plain}, {17, 18, Role::decays},
-                                             {18, 39, Role::plain}, {48, 1001, Role::decays}};
+                                             {18, 19, Role::statistic, 2}, {19, 39, Role::statistic, 0.3},
+                                             {48, 70, Role::plain}, {70, 1001, Role::decays}};
 constexpr size_t ODD_SIZE = 1008;
 
 /// Weights (n) after one update without a step or decay: `value` rounded stochastically.
@@ -25,6 +26,12 @@ std::vector<float> rounded_weights(size_t n, float value, uint64_t seed, int ste
     OnGpu<bf16> tested(std::vector<float>(n, value), test_gpu(), owned_from);
     tested.update(std::vector<float>(n, 1), ranges, o, numbers_for(1, o), step);
     return tested.weights.numbers();
+}
+
+/// Whether as many numbers are equal as two fair coins agree.
+bool agrees_by_chance(const std::vector<float>& a, const std::vector<float>& b) {
+    const int same = std::inner_product(a.begin(), a.end(), b.begin(), 0, std::plus<>(), std::equal_to<>());
+    return std::abs(same - int(a.size()) / 2) <= 4 * std::sqrt(double(a.size())) / 2;
 }
 
 }   // namespace
@@ -38,7 +45,7 @@ TEST_CASE("GPU adamw: several steps follow torch's formula, with decay and clipp
         }
 }
 
-TEST_CASE("GPU adamw: ranges of any size and place are updated as on the CPU, padding is left alone", "[gpu][optimizer]") {
+TEST_CASE("GPU adamw: ranges of any size and role are updated as on the CPU, padding is left alone", "[gpu][optimizer]") {
     const std::vector<float> start = random_numbers<float>(ODD_SIZE, 1);
     Optimized<float> expected(start);
     OnGpu<float> wide(start, test_gpu());
@@ -46,54 +53,26 @@ TEST_CASE("GPU adamw: ranges of any size and place are updated as on the CPU, pa
     AdamW o;
     for (int step = 1; step <= 3; step++) {
         const std::vector<float> gradients = gradients_of<float>(ODD_SIZE, step);
+        o.stochastic_rounding = step == 3;
         expected.update(gradients, ODD_RANGES, o, numbers_for(0.7, o), step);
         wide.update(gradients, ODD_RANGES, o, numbers_for(0.7, o), step);
         narrow.update(gradients, ODD_RANGES, o, numbers_for(0.7, o), step);
+        const std::vector<float> weights = narrow.weights.numbers(), nearest = rounded<bf16>(wide.weights.numbers());
+        if (step < 3) CHECK(bit_difference(weights, nearest) == "");
+        else CHECK(std::equal(weights.begin() + 18, weights.begin() + 48, nearest.begin() + 18));   // statistics are not rounded at random
     }
     CHECK(difference(wide.weights.numbers(), expected.weights.numbers(), rounding<float>(3)) == "");
     CHECK(difference(wide.m.numbers(), expected.m.numbers(), rounding<float>(3)) == "");
     CHECK(difference(wide.v.numbers(), expected.v.numbers(), rounding<float>(3)) == "");
     CHECK(bit_difference(narrow.master_copy.numbers(), wide.weights.numbers()) == "");
-    CHECK(bit_difference(narrow.weights.numbers(), rounded_to<bf16>(wide.weights.numbers())) == "");
     for (size_t n = 39; n < 48; n++) CHECK(wide.weights.numbers()[n] == start[n]);
     for (size_t n = 1001; n < ODD_SIZE; n++) CHECK(wide.weights.numbers()[n] == start[n]);
 }
 
-TEST_CASE("GPU adamw: a statistic moves by its rate times its gradient and keeps its neighbours", "[gpu][optimizer]") {
-    std::vector<UpdateRange> ranges = ODD_RANGES;
-    ranges[3] = {18, 39, Role::statistic, 0.3}, ranges[1] = {16, 17, Role::statistic, 2};
-    const std::vector<float> start = random_numbers<float>(ODD_SIZE, 1), gradients = gradients_of<float>(ODD_SIZE, 1);
-    AdamW o;
-    o.stochastic_rounding = true;   // not of statistics
-    Optimized<float> expected(start);
-    OnGpu<float> wide(start, test_gpu());
-    OnGpu<bf16> narrow(start, test_gpu());
-    expected.update(gradients, ranges, o, numbers_for(0.1, o), 1);
-    wide.update(gradients, ranges, o, numbers_for(0.1, o), 1);
-    narrow.update(gradients, ranges, o, numbers_for(0.1, o), 1);
-    CHECK(difference(wide.weights.numbers(), expected.weights.numbers(), rounding<float>(3)) == "");
-    CHECK(difference(wide.m.numbers(), expected.m.numbers(), rounding<float>(3)) == "");
-    CHECK(bit_difference(narrow.master_copy.numbers(), wide.weights.numbers()) == "");
-    const std::vector<float> nearest = rounded_to<bf16>(wide.weights.numbers());
-    for (size_t n = 18; n < 39; n++) CHECK(narrow.weights.numbers()[n] == nearest[n]);
-}
-
 TEST_CASE("GPU adamw: same bits again, and for any cut into ranges", "[gpu][optimizer]") {
-    const size_t n = 5003;
-    const std::vector<float> start = random_numbers<float>(n, 1), gradients = gradients_of<float>(n, 1);
     AdamW o;
     o.stochastic_rounding = true;
-    OnGpu<bf16> whole(start, test_gpu()), again(start, test_gpu()), cut(start, test_gpu());
-    whole.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
-    again.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
-    const std::vector<UpdateRange> cuts = {{0, 16, Role::decays}, {16, 17, Role::decays}, {17, 402, Role::decays},
-                                           {402, 4999, Role::decays}, {4999, n, Role::decays}};
-    cut.update(gradients, cuts, o, numbers_for(0.7, o), 1);
-    for (const OnGpu<bf16>* other : {&again, &cut}) {
-        CHECK(bit_difference(other->weights.numbers(), whole.weights.numbers()) == "");
-        CHECK(bit_difference(other->master_copy.numbers(), whole.master_copy.numbers()) == "");
-        CHECK(bit_difference(other->v.numbers(), whole.v.numbers()) == "");
-    }
+    check_cuts<bf16>(o, test_gpu());
 }
 
 TEST_CASE("GPU adamw: a shard of the buffers is updated as it is in the whole, rounding included", "[gpu][optimizer]") {
@@ -105,7 +84,7 @@ TEST_CASE("GPU adamw: a shard of the buffers is updated as it is in the whole, r
     whole.update(gradients, {{0, n, Role::decays}}, o, numbers_for(0.7, o), 1);
     shard.update(gradients, {{from, n, Role::decays}}, o, numbers_for(0.7, o), 1);
     const std::vector<float> weights = whole.weights.numbers(), master = whole.master_copy.numbers();
-    std::vector<float> expected = rounded_to<bf16>(start);
+    std::vector<float> expected = rounded<bf16>(start);
     std::copy(weights.begin() + from, weights.end(), expected.begin() + from);
     CHECK(bit_difference(shard.weights.numbers(), expected) == "");
     CHECK(bit_difference(shard.master_copy.numbers(), std::vector<float>(master.begin() + from, master.end())) == "");
@@ -146,16 +125,13 @@ TEST_CASE("GPU adamw: stochastic rounding repeats with seed and step, and change
     const std::vector<UpdateRange> all = {{0, n, Role::decays}};
     const std::vector<float> once = rounded_weights(n, value, 1, 1, all);
     CHECK(bit_difference(rounded_weights(n, value, 1, 1, all), once) == "");
-    for (const auto& other : {rounded_weights(n, value, 2, 1, all), rounded_weights(n, value, 1, 2, all)}) {
-        int same = 0;
-        for (size_t i = 0; i < n; i++) same += other[i] == once[i];
-        CHECK(std::abs(same - int(n) / 2) <= 4 * std::sqrt(double(n)) / 2);   // as two fair coins agree
-    }
+    CHECK(agrees_by_chance(rounded_weights(n, value, 2, 1, all), once));
+    CHECK(agrees_by_chance(rounded_weights(n, value, 1, 2, all), once));
     for (size_t distance = 1; distance <= 16; distance++) {   // neighbours share a random number, not its bits
-        int same = 0;
-        for (size_t i = 0; i < n; i++) same += once[i] == once[(i + distance) % n];
+        std::vector<float> shifted = once;
+        std::rotate(shifted.begin(), shifted.begin() + long(distance), shifted.end());
         INFO("weights " << distance << " apart");
-        CHECK(std::abs(same - int(n) / 2) <= 4 * std::sqrt(double(n)) / 2);
+        CHECK(agrees_by_chance(shifted, once));
     }
 }
 
@@ -169,7 +145,7 @@ TEST_CASE("GPU adamw: what is not finite stays so when it is rounded", "[gpu][op
 TEST_CASE("GPU muon: steps on tall, wide and square matrices are those of the CPU, bf16 to its rounding", "[gpu][optimizer]") {
     const std::vector<std::vector<int64_t>> shapes = {{48, 16}, {16, 40}, {32, 32}};
     const size_t n = 48 * 16 + 16 * 40 + 32 * 32;
-    const std::vector<float> start = rounded_to<bf16>(random_numbers<float>(n, 1));
+    const std::vector<float> start = rounded<bf16>(random_numbers<float>(n, 1));
     AdamW o;
     o.lr = 1e-2;
     MuonMatrices<double> exact(shapes, std::vector<double>(start.begin(), start.end()));
@@ -184,7 +160,7 @@ TEST_CASE("GPU muon: steps on tall, wide and square matrices are those of the CP
     CHECK(difference(wide.numbers(), exact.numbers(), rounding<float>(64)) == "");
     CHECK(difference(wide.m.numbers(), exact.m.numbers(), rounding<float>(3)) == "");
     CHECK(bit_difference(narrow.m.numbers(), wide.m.numbers()) == "");
-    CHECK(bit_difference(narrow.weights.numbers(), rounded_to<bf16>(narrow.master_copy.numbers())) == "");
+    CHECK(bit_difference(narrow.weights.numbers(), rounded<bf16>(narrow.master_copy.numbers())) == "");
     CHECK(bit_difference(again.master_copy.numbers(), narrow.master_copy.numbers()) == "");
     const std::vector<float> moved = narrow.master_copy.numbers();
     double error = 0, length = 0;   // of the way from the start

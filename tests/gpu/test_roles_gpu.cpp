@@ -1,17 +1,47 @@
-// Statistics and frozen tensors on the GPU against the CPU.
+// Statistics, frozen tensors, Muon's matrices and linear layers divided by their spectral norms on the GPU against the CPU.
 #include "tests/catch.h"
 
 #include "tests/gpu/gpu_trial.h"
+#include "tests/sigma_policy.h"
 #include "tests/threads.h"
 #include "tests/watching_policy.h"
 
 namespace {
 
+/// A model in double on the CPU, and its twins in float32 and bf16 on the GPU.
+template <class A>
+struct Twins {
+    TrialOf<double, A> exact;
+    GpuTrialOf<float, A> single;
+    GpuTrialOf<bf16, A> half;
+
+    explicit Twins(const Config& config, Optimizer optimizer = Optimizer::adamw)
+        : exact(config, 1, 67, 1, 67, Recompute::nothing, 0, 1, Mode::training, Shards::BUCKET, optimizer),
+          single(config, 1, 67, Recompute::nothing, DocumentBorders{}, optimizer),
+          half(config, 1, 67, Recompute::nothing, DocumentBorders{}, optimizer) {}
+
+    void step(const AdamW& adamw, int step) {
+        INFO("step " << step);
+        const double loss = exact.loss_and_gradients();
+        CHECK(std::abs(single.loss_and_gradients(exact) - loss) <= 1e-4 * loss);
+        CHECK(std::abs(half.loss_and_gradients(exact) - loss) <= 2e-2 * loss);
+        exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
+    }
+    void check_norm() {
+        const double norm = std::sqrt(exact.gpt.totals->squares);
+        CHECK(std::abs(std::sqrt(read_totals(single.device, single.gpt).squares) - norm) <= 1e-3 * norm);
+    }
+};
+
 template <class X>
-std::vector<float> master_of(const GpuTrial<X>& gpu) {
+std::vector<float> host_copy(const GpuTrial<X>& gpu, const float* flat) {
     std::vector<float> host(gpu.gpt.net.tensors.size());
-    to_host(gpu.device, host.data(), gpu.gpt.master, host.size());
+    to_host(gpu.device, host.data(), flat, host.size());
     return host;
+}
+
+std::vector<float> of(const std::vector<float>& flat, const Tensor& t) {
+    return {flat.begin() + t.slot.offset, flat.begin() + t.slot.offset + t.slot.size};
 }
 
 }   // namespace
@@ -45,57 +75,42 @@ TEST_CASE("GPU roles: statistics follow and frozen tensors stay as on the CPU", 
     for (bool only : {false, true}) {
         Config config = small_config(false);
         config.settings["watcher_only"] = only;
-        TrialOf<double, Watcher> exact(config, 1, 67, 1, 67);
-        GpuTrialOf<float, Watcher> single(config, 1, 67);
-        GpuTrialOf<bf16, Watcher> half(config, 1, 67);
+        Twins<Watcher> twins(config);
+        auto& [exact, single, half] = twins;
         const std::vector<float> start = round_weights<bf16>(exact);
         single.set_weights(start), half.set_weights(start);
         AdamW adamw;
         adamw.grad_clip = 1e-2;
         for (int step = 1; step <= 3; step++) {
-            const double loss = exact.loss_and_gradients(), auxiliary = exact.gpt.totals->auxiliary;
-            CHECK(std::abs(single.loss_and_gradients(exact) - loss) <= 1e-4 * loss);
-            CHECK(std::abs(half.loss_and_gradients(exact) - loss) <= 2e-2 * loss);
+            twins.step(adamw, step);
+            twins.check_norm();
+            const double auxiliary = exact.gpt.totals->auxiliary;
             CHECK(std::abs(read_totals(single.device, single.gpt).auxiliary - auxiliary) <= 1e-4 * auxiliary);
             CHECK(gradient_difference(single.gradients(), exact, Tolerance{2e-4, 1e-6}) == "");
-            exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
-            const double norm = std::sqrt(exact.gpt.totals->squares);
-            CHECK(std::abs(std::sqrt(read_totals(single.device, single.gpt).squares) - norm) <= 1e-3 * norm);
         }
-        const std::vector<float> weights = master_of(single), rough = master_of(half);
+        const std::vector<float> weights = host_copy(single, single.gpt.master), rough = host_copy(half, half.gpt.master);
         for (const Tensor& t : exact.gpt.net.tensors) {
             INFO(t.name);
-            auto of = [&](const std::vector<float>& flat) {
-                return std::vector<float>(flat.begin() + t.slot.offset, flat.begin() + t.slot.offset + t.slot.size);
-            };
-            if (t.role == Role::frozen) CHECK(bit_difference(of(weights), of(start)) == "");
-            if (t.role == Role::frozen) CHECK(bit_difference(of(rough), of(start)) == "");
+            if (t.role == Role::frozen) CHECK(bit_difference(of(weights, t), of(start, t)) == "");
+            if (t.role == Role::frozen) CHECK(bit_difference(of(rough, t), of(start, t)) == "");
             if (t.role != Role::statistic) continue;
-            CHECK(difference(of(weights), exact.of(exact.gpt.weights, t), Tolerance{1e-4, 0}) == "");
-            CHECK(difference(of(rough), exact.of(exact.gpt.weights, t), Tolerance{3e-2, 0}) == "");
-            CHECK(bit_difference(of(weights), of(start)) != "");
+            CHECK(difference(of(weights, t), exact.of(exact.gpt.weights, t), Tolerance{1e-4, 0}) == "");
+            CHECK(difference(of(rough, t), exact.of(exact.gpt.weights, t), Tolerance{3e-2, 0}) == "");
+            CHECK(bit_difference(of(weights, t), of(start, t)) != "");
         }
     }
 }
 
 TEST_CASE("GPU roles: Muon moves the layers' matrices as on the CPU, and keeps no second moments of them", "[gpu][roles]") {
     const Threads one(1);
-    const Config config = small_config(false);
-    const auto muon = Optimizer::muon;
-    TrialOf<double, Watcher> exact(config, 1, 67, 1, 67, Recompute::nothing, 0, 1, Mode::training, Shards::BUCKET, muon);
-    GpuTrialOf<float, Watcher> single(config, 1, 67, Recompute::nothing, DocumentBorders{}, muon);
-    GpuTrialOf<bf16, Watcher> half(config, 1, 67, Recompute::nothing, DocumentBorders{}, muon);
+    Twins<Watcher> twins(small_config(false), Optimizer::muon);
+    auto& [exact, single, half] = twins;
     const std::vector<float> start = round_weights<bf16>(exact);
     single.set_weights(start), half.set_weights(start);
     AdamW adamw;
     adamw.lr = 1e-2;
-    for (int step = 1; step <= 3; step++) {
-        const double loss = exact.loss_and_gradients();
-        CHECK(std::abs(single.loss_and_gradients(exact) - loss) <= 1e-4 * loss);
-        CHECK(std::abs(half.loss_and_gradients(exact) - loss) <= 2e-2 * loss);
-        exact.update(adamw, step), single.update(adamw, step), half.update(adamw, step);
-    }
-    const std::vector<float> weights = master_of(single), rough = master_of(half);
+    for (int step = 1; step <= 3; step++) twins.step(adamw, step);
+    const std::vector<float> weights = host_copy(single, single.gpt.master), rough = host_copy(half, half.gpt.master);
     size_t of_muon = 0;
     for (const Tensor& t : exact.gpt.net.tensors) {
         INFO(t.name);
@@ -112,4 +127,38 @@ TEST_CASE("GPU roles: Muon moves the layers' matrices as on the CPU, and keeps n
     }
     CHECK(of_muon > 0);
     CHECK(stored_size(half.gpt.second_moments()) <= half.gpt.net.tensors.size() - of_muon + 100);
+}
+
+TEST_CASE("GPU sigma: loss, gradients of W and gamma, and the next u are those of the CPU", "[gpu][sigma]") {
+    const Threads one(1);
+    for (bool qwen2 : {false, true}) {
+        const Config config = reparametrised(small_config(qwen2));
+        Twins<FreezesMlp> twins(config);
+        auto& [exact, single, half] = twins;
+        GpuTrialOf<float, FreezesMlp> again(config, 1, 67);
+        for (double& w : std::span(exact.gpt.master, exact.gpt.net.tensors.size())) w = float(w);
+        gpt_weights_loaded(CPU{}, exact.gpt);
+        const std::vector<float> start(exact.gpt.master, exact.gpt.master + exact.gpt.net.tensors.size());
+        single.set_weights(start), again.set_weights(start), half.set_weights(start);
+        AdamW adamw;
+        adamw.lr = 1e-4;
+        for (int step = 1; step <= 3; step++) {
+            twins.step(adamw, step);
+            twins.check_norm();
+            again.loss_and_gradients(exact), again.update(adamw, step);
+            if (step == 1) CHECK(gradient_difference(single.gradients(), exact, Tolerance{5e-4, 1e-6}) == "");
+        }
+        const std::vector<float> raw = host_copy(single, single.gpt.master), read = host_copy(single, single.gpt.weights);
+        CHECK(bit_difference(host_copy(again, again.gpt.master), raw) == "");
+        CHECK(bit_difference(host_copy(again, again.gpt.weights), read) == "");
+        for (const Tensor& t : exact.gpt.net.tensors) {
+            INFO(t.name);
+            CHECK(difference(of(raw, t), exact.of(exact.gpt.master, t), Tolerance{1e-3, 2e-4}) == "");
+            CHECK(difference(of(read, t), exact.of(exact.gpt.weights, t), Tolerance{1e-3, 2e-4}) == "");
+            if (t.role != Role::state) continue;
+            const std::vector<double> u = exact.of(exact.gpt.master, t);
+            CHECK(difference(of(raw, t), u, Tolerance{1e-4, 0}) == "");
+            CHECK(difference(of(host_copy(half, half.gpt.master), t), u, Tolerance{1e-2, 0}) == "");
+        }
+    }
 }

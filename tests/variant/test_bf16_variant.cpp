@@ -2,7 +2,7 @@
 // numbers, for each attention variant.
 #include <cmath>
 
-#include "model/operations/row_products.h"
+#include "model/operations/matrix.h"
 #include "tests/whole_text.h"
 
 namespace {

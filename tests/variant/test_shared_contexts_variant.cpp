@@ -1,5 +1,4 @@
 // Multiple choice with each context computed once, against a pass over every answer with its context, for each attention variant.
-#include "model/run/shared_contexts.cuh"
 #include "tests/items.h"
 #include "tests/threads.h"
 #include "tests/variants.h"
@@ -12,21 +11,23 @@ template <class X>
 void check_scores(const Variant& variant, const ModelShape& form, int room_B, Tolerance tolerance) {
     const Threads one(1);
     Trial<X> trial(variant, config_of(form), 2, 67, room_B, 67, Recompute::nothing, 0, 1, Mode::inference);
-    if (!trial.gpt.net.all(&LayerFacts::is_causal)) return;
     const std::vector<EvaluationItem> items = random_items(MIXED_ITEMS, trial.gpt.net.config.V);
-    for (const EvaluationItem& item : items) CHECK(shares_context(item));
     const std::vector<double> alone = one_by_one(trial, items);
     SharedContexts<CPU, X> shared(CPU{}, trial.gpt, trial.feed);
     shared.allocate();
-    CHECK(difference(shared.log_likelihoods(addresses(items)), alone, tolerance) == "");
+    const std::vector<EvaluationItem> single = {{{items[1].answers[2]}}};
+    CHECK(difference(shared.log_likelihoods(single), std::vector{alone[4]}, tolerance) == "");
+    if (!shared.is_causal()) return;
+    for (const EvaluationItem& item : items) CHECK(shared.can_share(item));
+    CHECK(difference(shared.log_likelihoods(items), alone, tolerance) == "");
     const std::vector<double> turned = {alone[2], alone[3], alone[4], alone[0], alone[1]};
-    CHECK(difference(shared.log_likelihoods({&items[1], &items[0]}), turned, tolerance) == "");
+    CHECK(difference(shared.log_likelihoods(std::vector{items[1], items[0]}), turned, tolerance) == "");
 
     CHECK(shared.rows_of(items[1]) == 64 + 1 + 0 + 3);   // of the model
     CHECK(shared.rows_of(items[2]) == 2);                // of the head: its one token of context predicts both answers
     CHECK(shared.fit(room_B * 67));
     CHECK_FALSE(shared.fit(room_B * 67 + 1));
-    const std::vector<const EvaluationItem*> full(room_B * 67 / 2, &items[2]);   // many answers behind few tokens
+    const std::vector<EvaluationItem> full(room_B * 67 / 2, items[2]);   // many answers behind few tokens
     const std::vector<double> many = shared.log_likelihoods(full);
     REQUIRE(many.size() == 2 * full.size());
     const std::vector<double> last(many.end() - 2, many.end()), of_one = {alone[5], alone[6]};
@@ -49,5 +50,5 @@ VARIANT_CASE(" evaluation: and so in a hybrid", "[evaluation][variant][hybrid]")
     const std::vector<EvaluationItem> items = random_items(MIXED_ITEMS, config.V);
     SharedContexts<CPU, double> shared(CPU{}, trial.gpt, trial.feed);
     shared.allocate();
-    CHECK(difference(shared.log_likelihoods(addresses(items)), one_by_one(trial, items), rounding<double>(1000)) == "");
+    CHECK(difference(shared.log_likelihoods(items), one_by_one(trial, items), rounding<double>(1000)) == "");
 }

@@ -10,6 +10,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -79,8 +80,8 @@ inline size_t size_of(ncclDataType_t type) { return type == ncclInt8 ? 1 : type 
 
 /// Compares this rank's call with rank 0's.
 inline void require_same_call(Star& star, const Call& mine, const Location& at) {
-    Call first = mine;
-    star.broadcast(&first, sizeof first, 0);
+    Call first;
+    std::memcpy(&first, star.of_all(&mine, sizeof mine).data(), sizeof first);
     if (std::memcmp(&first, &mine, sizeof mine) == 0) return;
     throw Error(join(place(at), ": rank ", star.rank, " makes collective ", mine.number, ": ", mine.function, " of ", mine.count,
                      " elements, rank 0 collective ", first.number, ": ", first.function, " of ", first.count));
@@ -196,8 +197,8 @@ inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, nccl
                                   emulator::Location at = emulator::Location::current()) {
     if (from != to || (type != ncclFloat32 && type != ncclFloat64)) return ncclInvalidArgument;   // other cases are not used
     return emulator::nccl::enqueue(communicator, stream, "ncclAllReduce", to, count, type, at, 2, [=](emulator::nccl::Star& star) {
-        if (type == ncclFloat32) star.sum(static_cast<float*>(to), count);
-        else star.sum(static_cast<double*>(to), count);
+        if (type == ncclFloat32) std::ranges::copy(star.sums(static_cast<float*>(to), count), static_cast<float*>(to));
+        else std::ranges::copy(star.sums(static_cast<double*>(to), count), static_cast<double*>(to));
     });
 }
 
@@ -210,7 +211,10 @@ inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, 
     float* const whole = static_cast<float*>(const_cast<void*>(from));
     if (to != whole + count * star.rank || type != ncclFloat32) return ncclInvalidArgument;   // other cases are not used
     return emulator::nccl::enqueue(communicator, stream, "ncclReduceScatter", from, count * star.size, type, at, 1,
-                                   [=](emulator::nccl::Star& all) { all.reduce_scatter(whole, count); });
+                                   [=](emulator::nccl::Star& all) {
+                                       const std::vector<float> total = all.sums(whole, count * all.size);
+                                       std::copy_n(total.data() + count * all.rank, count, whole + count * all.rank);
+                                   });
 }
 
 inline ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t communicator,
@@ -219,5 +223,7 @@ inline ncclResult_t ncclAllGather(const void* from, void* to, size_t count, nccl
     const size_t bytes = count * emulator::nccl::size_of(type);
     if (from != static_cast<char*>(to) + bytes * star.rank) return ncclInvalidArgument;
     return emulator::nccl::enqueue(communicator, stream, "ncclAllGather", to, count * star.size, type, at, 1,
-                                   [=](emulator::nccl::Star& all) { all.all_gather(to, bytes); });
+                                   [=](emulator::nccl::Star& all) {
+                                       std::ranges::copy(all.of_all(from, bytes), static_cast<std::byte*>(to));
+                                   });
 }

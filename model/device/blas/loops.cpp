@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include <omp.h>
-
 #include "model/device/blas.h"
 #include "model/device/machine.h"
 

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "model/generate/decode.cuh"
-#include "model/generate/sample.h"
+#include "model/generate/sample.cuh"
 #include "model/operations/matmul.cuh"
 #include "tests/gpu/gpu_trial.h"
 #include "tests/threads.h"
@@ -11,7 +11,7 @@
 namespace {
 
 const Sampling GREEDY{0, 0, 1, 1};
-const Tolerance FLOAT{5e-5, 1e-5};   // that of a layer (test_layer_caches_gpu.cpp); the emulator is within 3e-6
+const Tolerance FLOAT{5e-5, 1e-5};   // the emulator is within 3e-6
 
 /// A decoder that remembers the logits (rows, V) behind what is now in each place; to write_texts() it is the decoder.
 template <class X>
@@ -46,6 +46,12 @@ private:
 struct Prompt {
     int first, length, count;
 };
+
+Config config_with(bool qwen2, int NH, int NKV, int HS) {
+    Config config = with_choices(small_config(qwen2));
+    config.NH = NH, config.NKV = NKV, config.HS = HS;
+    return config;
+}
 
 /// A model on the GPU that writes up to three texts side by side, and the same on the CPU.
 template <class X>
@@ -148,27 +154,44 @@ void check_sample(const Variant& variant) {
 
 }   // namespace
 
-GPU_VARIANT_CASE(" decoder on the GPU: greedy texts side by side, past tiles and windows, have the rows of whole passes", "[gpu][decode][variant]") {
+GPU_VARIANT_CASE(" decoder on the GPU: greedy texts side by side, past tiles and windows", "[gpu][decode][variant]") {
     const Threads one(1);
-    DecoderTrial<float> trial(variant, with_choices(small_config(false)), 200);
+    DecoderTrial<float> trial(variant, config_with(false, 4, 2, 32), 200);
     // Five texts in three places; a ring of 9 keys turns five times in the first, another ends where the model's positions do.
     trial.write({{0, 1, 46}, {3, 126, 5}, {40, 61, 6}, {7, 189, 12}, {90, 20, 12}}, FLOAT);
 }
 
-GPU_VARIANT_CASE(" decoder on the GPU: texts longer than the model's positions", "[gpu][decode][variant]") {
+GPU_VARIANT_CASE(" decoder on the GPU: texts longer than the model's positions, heads of 128", "[gpu][decode][variant]") {
     const Threads one(1);
-    DecoderTrial<float> trial(variant, with_choices(small_config(true)), 67);
+    DecoderTrial<float> trial(variant, config_with(true, 2, 2, 128), 67);
     trial.write({{0, 1, 8}, {5, 63, 7}, {30, 20, 2}, {2, 70, 2}}, FLOAT);
+}
+
+GPU_VARIANT_CASE(" decoder on the GPU: one key head, with more query heads than a block takes at a time", "[gpu][decode][variant]") {
+    const Threads one(1);
+    DecoderTrial<float> trial(variant, config_with(false, 6, 1, 64), 200);
+    trial.write({{2, 62, 5}, {5, 126, 4}}, FLOAT);
 }
 
 GPU_VARIANT_CASE(" decoder on the GPU: bf16, and a hybrid with a causal layer", "[gpu][decode][variant][hybrid]") {
     const Threads one(1);
-    Config config = with_choices(small_config(true));
+    Config config = config_with(true, 4, 2, 32);
     config.settings["deepseek_sparse_top_k"] = 150;   // all: rounding would change the choice
     config.layers.assign(size_t(config.L), {variant.name});
     config.layers.back().variant = "causal";
     DecoderTrial<bf16> trial(variant, config, 140);
     trial.write({{2, 1, 12}, {5, 126, 5}, {30, 61, 6}, {9, 20, 5}}, {5e-2, 1e-2});
+}
+
+GPU_VARIANT_CASE(" decoder on the GPU: forms of nsa, in texts of many blocks", "[gpu][decode][variant]") {
+    if (variant.name != std::string("nsa")) return;
+    const Threads one(1);
+    for (const char* form : {"nsa_shared_kv", "nsa_choice"}) {
+        Config config = config_with(false, 4, 2, 32);
+        config.settings[form] = 1;
+        DecoderTrial<float> trial(variant, config, 330);
+        trial.write({{0, 318, 4}, {9, 261, 3}}, FLOAT);
+    }
 }
 
 GPU_VARIANT_CASE(" decoder on the GPU: samples during training", "[gpu][decode][variant]") { check_sample(variant); }

@@ -62,12 +62,8 @@ GPU_VARIANT_CASE(" model on the GPU: gradients of rows of several documents are 
     check_gradients<float>(variant, small_config(false), 2, 90, borders);
     check_gradients<bf16>(variant, small_config(true), 1, 150, borders);
     if (!facts_of(one).tokens_choose) return;
-    Config few = small_config(false);   // blocks to choose from take long documents
-    few.settings.insert_or_assign("moba_block", 64), few.settings.insert_or_assign("moba_top_k", 2);
-    few.L = 1, few.settings.insert_or_assign("nsa_selected", 4);
-    few.settings.insert_or_assign("seer_top_k", 1), few.settings.insert_or_assign("seer_r_top_k", 1);
-    few.settings.insert_or_assign("adaptive_sparse_top_k", 1);
-    few.settings.insert_or_assign("infllm_v2_top_k", 2), few.settings.insert_or_assign("infllm_v2_local", 1);
+    Config few = with_choices(small_config(false));   // blocks to choose from take long documents
+    few.L = 1;
     check_gradients<float>(variant, few, 2, 370, borders, {70, 350});
 }
 

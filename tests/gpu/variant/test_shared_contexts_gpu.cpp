@@ -1,6 +1,5 @@
 // Multiple choice with each context computed once on the GPU, against passes of the CPU, in double, over every answer with its context.
 // On a machine without a GPU it runs on the emulator.
-#include "model/run/shared_contexts.cuh"
 #include "tests/gpu/gpu_trial.h"
 #include "tests/items.h"
 #include "tests/threads.h"
@@ -25,7 +24,7 @@ void check_scores(const Variant& variant, bool qwen2, Tolerance tolerance) {
     SharedContexts<GPU, X> shared(trial.device, trial.gpt, trial.feed);
     shared.allocate();
     const std::vector<EvaluationItem> items = random_items({{13, {1, 3}}, {40, {2, 1, 9}}, {1, {1, 1}}}, config.V);
-    CHECK(difference(shared.log_likelihoods(addresses(items)), one_by_one(exact, items), tolerance) == "");
+    CHECK(difference(shared.log_likelihoods(items), one_by_one(exact, items), tolerance) == "");
 }
 
 }   // namespace
