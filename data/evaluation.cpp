@@ -9,7 +9,7 @@
 #include <set>
 #include <span>
 
-#include "data/documents/files.h"
+#include "data/files.h"
 #include "data/shard.h"
 #include "data/tokenizers/utf8.h"
 #include "model/base/error.h"

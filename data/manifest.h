@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "data/documents/documents.h"
 #include "data/shard.h"
 
 struct Manifest {
@@ -27,6 +26,8 @@ std::string shard_series(const std::string& file);
 
 /// "d/x_train_000001.bin" -> "d/x_manifest.json"; "" for a file not named like a shard of ./tokenize.
 std::string manifest_path(const std::string& shard_path);
+
+constexpr uint64_t nowhere = ~uint64_t{0};
 
 /// The border between training and validation; nowhere if another rule splits.
 struct Split {

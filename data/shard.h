@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/documents/files.h"
+#include "data/files.h"
 #include "model/base/disk.h"
 
 constexpr size_t shard_header_bytes = 256 * sizeof(int32_t);

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "data/tokenize_files.h"
+#include "data/documents/tokenize_files.h"
 #include "model/base/command_line.h"
 #include "model/base/error.h"
 #include "model/base/process.h"

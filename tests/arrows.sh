@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.." || exit
 . tests/checks.bash
 
 layers='model/base/
+data/(tokenizers/|(evaluation|files|loader|manifest|mixture|permutation|shard|stream)[.])
 data/
 model/(batch|config|config_keys|generation_config|layer_types|rope|rope_keys|settings|tensors)[.]
 model/device/

@@ -3,7 +3,7 @@
 #include <random>
 
 #include "data/manifest.h"
-#include "data/split.h"
+#include "data/documents/split.h"
 #include "tests/catch.h"
 #include "tests/tokenizing.h"
 

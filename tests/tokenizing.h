@@ -1,7 +1,7 @@
 // Shared by the tests of tokenize_files(): its options for files of a temporary folder, and the tokens of the shards that it writes.
 #pragma once
 #include "data/stream.h"
-#include "data/tokenize_files.h"
+#include "data/documents/tokenize_files.h"
 #include "tests/shards.h"
 
 inline void no_progress(const TokenizeProgress&) {}

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "data/documents/byte_stream.h"
-#include "data/documents/files.h"
+#include "data/files.h"
+#include "data/manifest.h"
 
 /// Rules for dividing inputs into documents.
 struct DocumentRules {
@@ -74,8 +75,6 @@ struct Piece {
     bool begins = true;        // a document
     bool divides = false;      // the document: it begins where DocumentReader was told to divide it
 };
-
-constexpr uint64_t nowhere = ~uint64_t{0};
 
 class DocumentReader {
 public:

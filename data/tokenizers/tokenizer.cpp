@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "data/documents/files.h"
+#include "data/files.h"
 #include "data/tokenizers/tokenizer_json.h"
 #include "model/base/error.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "data/documents/files.h"
+#include "data/files.h"
 #include "model/generate/prompts.h"
 #include "model/generate/text_stream.h"
 #include "model/generate/write_texts.h"

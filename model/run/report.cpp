@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "data/documents/files.h"
+#include "data/files.h"
 #include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/json.h"

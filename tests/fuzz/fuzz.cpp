@@ -16,7 +16,7 @@
 
 #include "data/documents/byte_stream.h"
 #include "data/documents/documents.h"
-#include "data/documents/files.h"
+#include "data/files.h"
 #include "data/evaluation.h"
 #include "data/manifest.h"
 #include "data/shard.h"

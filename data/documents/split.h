@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "data/documents/documents.h"
+#include "data/documents/text_batch.h"
 #include "data/manifest.h"
-#include "data/text_batch.h"
 #include "data/shard.h"
 
 /// Reads all inputs, without tokenizing, to find the split that leaves the last `val_fraction` (0 to 1) of the documents for validation,

@@ -1,4 +1,4 @@
-#include "data/text_batch.h"
+#include "data/documents/text_batch.h"
 
 #include "data/tokenizers/utf8.h"
 

@@ -1,4 +1,4 @@
-#include "data/tokenize_files.h"
+#include "data/documents/tokenize_files.h"
 
 #include <algorithm>
 #include <chrono>
@@ -15,8 +15,8 @@
 #include <sstream>
 #include <thread>
 
-#include "data/split.h"
-#include "data/text_batch.h"
+#include "data/documents/split.h"
+#include "data/documents/text_batch.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/disk.h"
 #include "model/base/error.h"

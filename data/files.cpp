@@ -1,4 +1,4 @@
-#include "data/documents/files.h"
+#include "data/files.h"
 
 #include <fcntl.h>
 #include <unistd.h>

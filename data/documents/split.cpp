@@ -1,4 +1,4 @@
-#include "data/split.h"
+#include "data/documents/split.h"
 
 #include <algorithm>
 #include <cmath>
