@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "model/base/hash.h"
-#include "model/base/retry.h"
 
 namespace {
 

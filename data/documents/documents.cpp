@@ -11,7 +11,6 @@
 #include "model/base/disk.h"
 #include "model/base/error.h"
 #include "model/base/json.h"
-#include "model/base/retry.h"
 
 using namespace std::string_view_literals;
 

@@ -12,8 +12,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "model/base/retry.h"
-
 namespace fs = std::filesystem;
 
 // No descriptor, with errno, on failure.
@@ -28,7 +26,7 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 
 bool Descriptor::close() {
     const int fd = std::exchange(fd_, -1);
-    return fd < 0 || close_file(fd);
+    return fd < 0 || ::close(fd) == 0 || errno == EINTR;   // interrupted, it is closed nevertheless
 }
 
 MappedFile::MappedFile(const fs::path& path) {

@@ -11,6 +11,15 @@
 #include "model/base/error.h"
 #include "model/base/hash.h"
 
+/// Repeats a system call while a signal interrupts it (EINTR). Not for close(), which has closed the descriptor all the same.
+template <class Call>
+auto retried(Call call) {
+    for (;;) {
+        const auto result = call();
+        if (result >= 0 || errno != EINTR) return result;
+    }
+}
+
 /// Exit::checkpoint: a file exists, or may exist, but could not be read now.
 struct Unreadable : Error {
     using Error::Error;

@@ -5,7 +5,6 @@
 
 #include "model/base/disk.h"
 #include "model/base/error.h"
-#include "model/base/retry.h"
 
 void StreamedText::add(const Text& text) {
     const int32_t token = text.ids.back();

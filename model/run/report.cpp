@@ -17,7 +17,6 @@
 #include "model/base/error.h"
 #include "model/base/json.h"
 #include "model/base/process.h"
-#include "model/base/retry.h"
 #include "model/base/text.h"
 
 // ---- log.jsonl
