@@ -59,22 +59,12 @@ Answer encode_pair(const Tokenizer& tokenizer, std::string context, const std::s
     return both;
 }
 
-const json& field(const json& object, const char* key, const std::string& where) {
-    const auto found = object.find(key);
-    if (found == object.end())
-        fail(Exit::data, where, ": has no \"", key,
-             "\"; an item has \"query\", \"choices\" and \"gold\", or \"context_options\", \"continuation\" and \"gold\"");
-    return *found;
-}
-
-std::string string_in(const json& object, const char* key, const std::string& where) {
-    if (!field(object, key, where).is_string()) fail(Exit::data, where, ": \"", key, "\" is not a string");
-    return field(object, key, where).get<std::string>();
-}
+constexpr const char* of_an_item =
+    "; an item has \"query\", \"choices\" and \"gold\", or \"context_options\", \"continuation\" and \"gold\"";
 
 std::vector<std::string> strings_in(const json& object, const char* key, const std::string& where) {
     std::vector<std::string> found;
-    if (const json& list = field(object, key, where); list.is_array())
+    if (const json& list = required_field(object, key, where, Exit::data, of_an_item); list.is_array())
         for (const json& one : list) found.push_back(one.is_string() ? one.get<std::string>() : "");
     if (found.size() < 2 || std::count(found.begin(), found.end(), ""))
         fail(Exit::data, where, ": \"", key, "\" is not a list of two or more non-empty strings");
@@ -84,14 +74,14 @@ std::vector<std::string> strings_in(const json& object, const char* key, const s
 // One line of a .jsonl file. `labels` becomes its choices, or nothing if it has several contexts.
 EvaluationItem read_item(const json& object, const std::string& where, const Tokenizer& tokenizer, std::vector<std::string>& labels) {
     const bool by_context = object.contains("context_options");
-    const std::string shared = string_in(object, by_context ? "continuation" : "query", where);
+    const std::string shared = string_field(object, by_context ? "continuation" : "query", where, Exit::data, of_an_item);
     labels = strings_in(object, by_context ? "context_options" : "choices", where);
     if (by_context && shared.empty()) fail(Exit::data, where, ": an answer is empty: there is nothing to score");
     EvaluationItem item;
     for (const std::string& one : labels)
         item.answers.push_back(encode_pair(tokenizer, by_context ? one : shared, by_context ? shared : one));
     if (by_context) labels.clear();
-    const json& gold = field(object, "gold", where);
+    const json& gold = required_field(object, "gold", where, Exit::data, of_an_item);
     const int64_t right = gold.is_number_integer() ? gold.get<int64_t>() : -1;
     if (right < 0 || right >= int64_t(item.answers.size()))
         fail(Exit::data, where, ": \"gold\" is ", written(gold), ", expected a whole number from 0 to ", item.answers.size() - 1);

@@ -104,8 +104,8 @@ TEST_CASE("evaluation: what is no item is refused with file and line") {
     };
     refused("{\"query\": \"x\", ", {"is not JSON"});
     refused("[1, 2]", {"is not a JSON object"});
-    refused("{\"text\": \"x\"}", {"has no \"query\"", "\"choices\""});
-    refused("{\"query\": 5, \"choices\": [\"a\", \"b\"], \"gold\": 0}", {"\"query\" is not a string"});
+    refused("{\"text\": \"x\"}", {"the key \"query\" is missing", "\"choices\""});
+    refused("{\"query\": 5, \"choices\": [\"a\", \"b\"], \"gold\": 0}", {"\"query\" is 5, expected a string"});
     refused("{\"query\": \"x\", \"choices\": [\"a\"], \"gold\": 0}", {"\"choices\""});
     refused("{\"query\": \"x\", \"choices\": [\"a\", \"\"], \"gold\": 0}", {"\"choices\""});
     refused("{\"query\": \"x\", \"choices\": [\"a\", 1], \"gold\": 0}", {"\"choices\""});

@@ -188,7 +188,7 @@ TEST_CASE("tokenize: a broken line is named by file and line, and nothing is wri
     const std::string good = "{\"text\":\"fine\"}\n";
     const std::vector<std::pair<std::string, std::string>> cases = {
         {"{\"text\":null}\n", "null"},     {"{\"text\":[\"a\"]}\n", "array"},
-        {"{\"text\":\"open\n", "has no end"}, {"{\"txt\":\"a\"}\n", "no field \"text\""}, {"{\"text\":7}\n", "number"},
+        {"{\"text\":\"open\n", "has no end"}, {"{\"txt\":\"a\"}\n", "the key \"text\" is missing"}, {"{\"text\":7}\n", "\"text\" is 7"},
         {"[1]\n", "array"},       {"{\"text\":\"\xFF\"}\n", "UTF-8"},   {"{\"text\":\"\\ud800\"}\n", "surrogate"},
         {"{\"text\":1e999}\n", "1e999"},   {"nonsense\n", "invalid literal"},
     };

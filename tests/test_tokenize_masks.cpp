@@ -85,10 +85,10 @@ TEST_CASE("tokenize: what is no prompt with a completion is refused with file, l
     };
     const TokenizeOptions options = masked(folder);
     const std::string good = line("a", "b");
-    refused(good + "{\"prompt\": \"a\"}\n", {"a.jsonl:2", "no field \"completion\"", "--mask-prompts"}, options);
-    refused(good + "{\"text\": \"a\"}\n", {"a.jsonl:2", "no field \"prompt\""}, options);
+    refused(good + "{\"prompt\": \"a\"}\n", {"a.jsonl:2", "the key \"completion\" is missing", "--mask-prompts"}, options);
+    refused(good + "{\"text\": \"a\"}\n", {"a.jsonl:2", "the key \"prompt\" is missing"}, options);
     refused(good + "{\"prompt\": [\"a\"], \"completion\": \"b\"}\n",
-            {"a.jsonl:2", "\"prompt\" must be a string, it is array"}, options);
+            {"a.jsonl:2", "\"prompt\" is an array, expected a string"}, options);
     refused(good + good + line("a", ""), {"a.jsonl:3", "completion is empty"}, options);
     refused(good + "[]\n", {"a.jsonl:2", "is not a JSON object"}, options);
     refused(good + "{\"prompt\": \"a\", \"completion\n", {"a.jsonl:2", "has no end"}, options);
@@ -97,8 +97,8 @@ TEST_CASE("tokenize: what is no prompt with a completion is refused with file, l
     refused(good, {"a.jsonl", "--val-fraction 0"}, divided);
     TokenizeOptions unmasked = options;
     unmasked.rules.mask_prompts = false;
-    refused(good, {"a.jsonl:1", "no field \"text\"", "--mask-prompts"}, unmasked);
-    refused("{\"prompt\": \"a\"}\n", {"no field \"text\"", "--text-field"}, unmasked);
+    refused(good, {"a.jsonl:1", "the key \"text\" is missing", "--mask-prompts"}, unmasked);
+    refused("{\"prompt\": \"a\"}\n", {"the key \"text\" is missing", "--text-field"}, unmasked);
 
     write_text(file_in(folder, "b.txt"), "text");
     TokenizeOptions text = options;

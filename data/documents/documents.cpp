@@ -58,14 +58,6 @@ size_t first_blank_line(std::string_view text, bool at_line_start, bool complete
     return std::string_view::npos;
 }
 
-// The object's string under a key; `hint` ends the error about a missing key.
-std::string string_of(nlohmann::json& object, const std::string& key, const std::string& hint, const std::string& where) {
-    const auto found = object.find(key);
-    if (found == object.end()) fail(Exit::data, where, ": the object has no field \"", key, "\"", hint);
-    if (!found->is_string()) fail(Exit::data, where, ": field \"", key, "\" must be a string, it is ", found->type_name());
-    return std::move(found->get_ref<std::string&>());
-}
-
 [[noreturn]] void fail_at_name(const std::string& path) {
     const std::string hint = path.ends_with(".parquet") ? "; scripts/fineweb.py reads parquet files"
                                                         : "; for other files of text use: ./tokenize ... - < " + path;
@@ -85,16 +77,18 @@ size_t part_length(std::string_view text) {
 }
 
 std::string text_of_json_line(std::string_view json, const std::string& field, const std::string& where) {
-    nlohmann::json object = parse_json_object(json, where, Exit::data);
+    const nlohmann::json object = parse_json_object(json, where, Exit::data);
     const bool has_prompt = object.contains("prompt") && object.contains("completion");
     const char* const hint = has_prompt ? "; --mask-prompts reads its prompt and completion" : "; --text-field names the one to take";
-    return string_of(object, field, hint, where);
+    return string_field(object, field, where, Exit::data, hint);
 }
 
 PromptAndCompletion prompt_of_json_line(std::string_view json, const std::string& where) {
-    nlohmann::json object = parse_json_object(json, where, Exit::data);
-    const std::string hint = "; with --mask-prompts every line has a \"prompt\" and a \"completion\"";
-    PromptAndCompletion found{string_of(object, "prompt", hint, where), string_of(object, "completion", hint, where)};
+    const nlohmann::json object = parse_json_object(json, where, Exit::data);
+    const auto text = [&](const char* key) {
+        return string_field(object, key, where, Exit::data, "; with --mask-prompts every line has a \"prompt\" and a \"completion\"");
+    };
+    PromptAndCompletion found{text("prompt"), text("completion")};
     if (found.completion.empty()) fail(Exit::data, where, ": the completion is empty, so that it has no targets");
     return found;
 }

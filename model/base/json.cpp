@@ -100,9 +100,9 @@ std::string shown(const json& value) {
     return text;
 }
 
-const json& required_field(const json& object, const char* key, const std::string& where) {
+const json& required_field(const json& object, const std::string& key, const std::string& where, Exit code, const std::string& hint) {
     const auto field = object.find(key);
-    if (field == object.end()) fail(Exit::checkpoint, where, ": the key \"", key, "\" is missing");
+    if (field == object.end()) fail(code, where, ": the key \"", key, "\" is missing", hint);
     return *field;
 }
 
@@ -128,9 +128,9 @@ bool bool_field(const json& object, const char* key, const std::string& where) {
     return value.get<bool>();
 }
 
-std::string string_field(const json& object, const char* key, const std::string& where) {
-    const json& value = required_field(object, key, where);
-    if (!value.is_string()) fail(Exit::checkpoint, where, ": \"", key, "\" is ", shown(value), ", expected a string");
+std::string string_field(const json& object, const std::string& key, const std::string& where, Exit code, const std::string& hint) {
+    const json& value = required_field(object, key, where, code, hint);
+    if (!value.is_string()) fail(code, where, ": \"", key, "\" is ", shown(value), ", expected a string");
     return value.get<std::string>();
 }
 

@@ -35,13 +35,14 @@ void each_json_line(const std::string& path, const std::function<bool(const nloh
 /// Parses a JSON object. Fails with `code`, naming `where` (the file's path, and the line if the text is one), for a text that is none.
 nlohmann::json parse_json_object(std::string_view text, const std::string& where, Exit code = Exit::checkpoint);
 
-// ---- fields; every failure is Exit::checkpoint
+// ---- fields; every failure is Exit::checkpoint unless another code is given
 
 /// A value for an error message: at most 80 characters of a scalar, only the kind of a structure.
 std::string shown(const nlohmann::json& value);
 
-/// The field `key` of `object`, which must be present.
-const nlohmann::json& required_field(const nlohmann::json& object, const char* key, const std::string& where);
+/// The field `key` of `object`, which must be present; `hint` ends the sentence about a missing one.
+const nlohmann::json& required_field(const nlohmann::json& object, const std::string& key, const std::string& where,
+                                     Exit code = Exit::checkpoint, const std::string& hint = "");
 
 /// An integer in [lowest, highest]; a JSON number with a decimal point is not one.
 int64_t integer_field(const nlohmann::json& object, const char* key, int64_t lowest, int64_t highest, const std::string& where);
@@ -50,7 +51,8 @@ int64_t integer_field(const nlohmann::json& object, const char* key, int64_t low
 double number_field(const nlohmann::json& object, const char* key, double lowest, double highest, const std::string& where);
 
 bool bool_field(const nlohmann::json& object, const char* key, const std::string& where);
-std::string string_field(const nlohmann::json& object, const char* key, const std::string& where);
+std::string string_field(const nlohmann::json& object, const std::string& key, const std::string& where, Exit code = Exit::checkpoint,
+                         const std::string& hint = "");
 
 /// Whether the key is present and not null.
 bool has_field(const nlohmann::json& object, const char* key);
