@@ -2,56 +2,31 @@
 
 #include <fnmatch.h>
 
-#include <tuple>
-#include <utility>
-
 #include "model/base/error.h"
 #include "model/base/json.h"
 
 using nlohmann::json;
 using nlohmann::ordered_json;   // keeps keys in insertion order
 
-namespace {
-
-constexpr std::tuple shard_fields = {std::pair("file", &ShardInfo::file), std::pair("tokens", &ShardInfo::tokens),
-                                     std::pair("bytes", &ShardInfo::bytes), std::pair("xxh64", &ShardInfo::xxh64)};
-constexpr std::tuple manifest_fields = {std::pair("tokenizer", &Manifest::tokenizer), std::pair("vocabulary", &Manifest::vocabulary),
-                                        std::pair("documents", &Manifest::documents), std::pair("tokens", &Manifest::tokens),
-                                        std::pair("shards", &Manifest::shards)};
-constexpr std::tuple split_fields = {std::pair("train_documents", &Split::train_documents), std::pair("divide_at", &Split::divide_at)};
-constexpr std::tuple run_fields = {std::pair("made_by", &SavedRun::made_by), std::pair("split", &SavedRun::split),
-                                   std::pair("val", &SavedRun::val), std::pair("train", &SavedRun::train),
-                                   std::pair("batches", &SavedRun::batches), std::pair("text_hash", &SavedRun::text_hash),
-                                   std::pair("written", &SavedRun::written), std::pair("in_validation", &SavedRun::in_validation)};
-
-template <class Record, class Fields>
-void write_fields(ordered_json& object, const Record& record, const Fields& fields) {
-    std::apply([&](const auto&... field) { ((object[field.first] = record.*field.second), ...); }, fields);
-}
-
-template <class Record, class Fields>
-void read_fields(const json& object, Record& record, const Fields& fields) {
-    std::apply([&](const auto&... field) { (object.at(field.first).get_to(record.*field.second), ...); }, fields);
-}
-
-}  // namespace
-
 // Found by the JSON library by argument-dependent lookup, hence not in an unnamed namespace.
-void to_json(ordered_json& object, const ShardInfo& shard) { write_fields(object, shard, shard_fields); }
-void from_json(const json& object, ShardInfo& shard) { read_fields(object, shard, shard_fields); }
-void to_json(ordered_json& object, const Split& split) { write_fields(object, split, split_fields); }
-void from_json(const json& object, Split& split) { read_fields(object, split, split_fields); }
+void to_json(ordered_json& object, const ShardInfo& shard) {
+    object = {{"file", shard.file}, {"tokens", shard.tokens}, {"bytes", shard.bytes}, {"xxh64", shard.xxh64}};
+}
+void from_json(const json& object, ShardInfo& shard) {
+    shard = {object.at("file"), object.at("tokens"), object.at("bytes"), object.at("xxh64")};
+}
 
 std::string manifest_to_json(const Manifest& manifest) {
-    ordered_json file;
-    write_fields(file, manifest, manifest_fields);
-    return written(file, 2) + "\n";
+    const ordered_json object = {{"tokenizer", manifest.tokenizer}, {"vocabulary", manifest.vocabulary}, {"documents", manifest.documents},
+                                 {"tokens", manifest.tokens}, {"shards", manifest.shards}};
+    return written(object, 2) + "\n";
 }
 
 Manifest manifest_from_json(const std::string& text, const std::string& where) {
     Manifest manifest;
     try {
-        read_fields(parse_json(text), manifest, manifest_fields);
+        const json object = parse_json(text);
+        manifest = {object.at("tokenizer"), object.at("vocabulary"), object.at("documents"), object.at("tokens"), object.at("shards")};
     } catch (const nlohmann::json::exception& error) {
         fail(Exit::data, where, ": is not a manifest of token shards (", error.what(), "); remove it or run ./tokenize again");
     }
@@ -79,16 +54,19 @@ std::string manifest_path(const std::string& shard_path) {
 }
 
 std::string saved_run_to_json(const SavedRun& run) {
-    ordered_json file;
-    write_fields(file, run, run_fields);
-    return written(file, 2, NotUtf8::replace) + "\n";   // file names need not be UTF-8
+    const ordered_json split = {{"train_documents", run.split.train_documents}, {"divide_at", run.split.divide_at}};
+    const ordered_json object = {{"made_by", run.made_by}, {"split", split}, {"val", run.val}, {"train", run.train},
+                                 {"batches", run.batches}, {"text_hash", run.text_hash}, {"written", run.written},
+                                 {"in_validation", run.in_validation}};
+    return written(object, 2, NotUtf8::replace) + "\n";   // file names need not be UTF-8
 }
 
 std::optional<SavedRun> saved_run_from_json(const std::string& text) {
     try {
-        SavedRun run;
-        read_fields(parse_json(text), run, run_fields);
-        return run;
+        const json object = parse_json(text), &split = object.at("split");
+        return SavedRun{.made_by = object.at("made_by"), .split = {split.at("train_documents"), split.at("divide_at")},
+                        .train = object.at("train"), .val = object.at("val"), .batches = object.at("batches"),
+                        .written = object.at("written"), .text_hash = object.at("text_hash"), .in_validation = object.at("in_validation")};
     } catch (const nlohmann::json::exception&) {
         return std::nullopt;
     }
