@@ -15,12 +15,6 @@ void read_row(const TokenStream& stream, uint64_t start, int T, std::vector<int3
     stream.hide_targets(start + 1, static_cast<size_t>(T), targets);
 }
 
-void require_one_row(const TokenStream& stream, int T) {
-    if (windows(stream, T) > 0) return;
-    fail(Exit::data, stream.name(), ": holds ", stream.size(), " tokens, but one row of ", T, " tokens and its last target need ",
-         int64_t{T} + 1, "; give it more text or take a smaller --seq-len");
-}
-
 }  // namespace
 
 int64_t windows(const TokenStream& stream, int T) {
@@ -29,8 +23,10 @@ int64_t windows(const TokenStream& stream, int T) {
 
 RowOrder::RowOrder(const TokenStream& stream, int T, bool shuffle, uint64_t seed)
     : stream_(stream), T_(static_cast<uint64_t>(T)), seed_(seed), shuffle_(shuffle) {
-    require_one_row(stream, T);
     const uint64_t size = stream.size();
+    if (windows(stream, T) == 0)
+        fail(Exit::data, stream.name(), ": holds ", size, " tokens, but one row of ", T, " tokens and its last target need ", T_ + 1,
+             "; give it more text or take a smaller --seq-len");
     // Unshuffled, every row is used. Shuffled, an epoch's rows are shifted by a phase below T, and only as many rows are used as
     // fit for every phase; a stream too short for that has one row and as many phases as fit.
     rows_per_epoch_ = shuffle ? std::max<uint64_t>(1, size / T_ - 1) : (size - 1) / T_;

@@ -147,7 +147,7 @@ TEST_CASE("tokenize: stopped while it gives the shards their names it can do tha
     options.out = file_in(folder, "out");
     // A folder in the way of a name: everything is finished, and some shards have theirs.
     std::filesystem::create_directories(options.out + "/x_train_000009.bin/in the way");
-    CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), {"x_train_000009.bin", "cannot be renamed to this name"}));
+    CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), {"x_train_000009.bin", "cannot be renamed to"}));
     CHECK(progress_in(options).train.size() > 9);
     CHECK(std::filesystem::exists(options.out + "/x_train_000008.bin"));
     CHECK_FALSE(std::filesystem::exists(options.out + "/x_manifest.json"));

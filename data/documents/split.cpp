@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <utility>
 
 #include "model/base/error.h"
 #include "model/base/hash.h"
+#include "model/base/text.h"
 
 namespace {
 
@@ -104,8 +104,7 @@ void SplitWriter::write(const TextBatch& batch, size_t begin, size_t end) {
 
 void SplitWriter::start_shard() {
     const int number = static_cast<int>(in_validation_ ? run_.val.size() : run_.train.size() + 1);
-    char suffix[32];
-    std::snprintf(suffix, sizeof suffix, "_%s_%06d.bin", in_validation_ ? "val" : "train", number);
+    const std::string suffix = text("_%s_%06d.bin", in_validation_ ? "val" : "train", number);
     shard_.emplace(options_.folder + "/" + options_.name + suffix, options_.vocabulary);
 }
 

@@ -184,9 +184,7 @@ private:
 
     void give_final_name(const std::string& name) const {
         if (!fs::exists(unfinished() / name)) return;   // has it already
-        std::error_code error;
-        fs::rename(unfinished() / name, folder_ / name, error);
-        if (error) fail(Exit::data, (folder_ / name).string(), ": cannot be renamed to this name: ", error.message());
+        as_data([&] { rename_file(unfinished() / name, folder_ / name); });
     }
 
     std::set<std::string> files_of_earlier_run() const {

@@ -11,6 +11,7 @@
 #include "model/base/error.h"
 #include "model/base/hash.h"
 #include "model/base/json.h"
+#include "model/base/text.h"
 #include "model/checkpoint/carried_texts.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/safetensors.h"
@@ -21,14 +22,6 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 namespace {
-
-// ------------------------------------------------------------------------------------------------------------ folder names
-
-std::string folder_name(int64_t step) {
-    char name[32];
-    std::snprintf(name, sizeof(name), "step_%08lld", static_cast<long long>(step));
-    return name;
-}
 
 // --------------------------------------------------------------------------------------------------------------- manifest.json
 // Size and XXH3 hash of every file, and of every tensor in safetensors files, so that errors can name the damaged one. Written
@@ -251,7 +244,7 @@ fs::path save_checkpoint(const fs::path& out_dir, const Config& config, const Te
     make_folders(out_dir);
     remove_leftovers(out_dir);
 
-    const fs::path final_path = out_dir / folder_name(state.step), temporary = final_path.string() + ".tmp";
+    const fs::path final_path = out_dir / text("step_%08lld", static_cast<long long>(state.step)), temporary = final_path.string() + ".tmp";
     std::error_code error;
     try {
         if (!fs::create_directory(temporary, error))
