@@ -37,6 +37,23 @@ void change_manifest(const fs::path& path, Change change) {
     write_text(path / "manifest.json", written(manifest, 1) + "\n");
 }
 
+/// A folder of weights, and tensors that another program may have written there.
+struct ForeignWeights {
+    TemporaryFolder folder;
+    TinyRun run;
+    std::vector<float> weights = std::vector<float>(run.list.size(), -1);
+    const std::vector<float> x = std::vector<float>(64, 0.5f);
+    const TensorToWrite norm = {"model.norm.weight", {4}, x.data()}, query = {"model.layers.0.self_attn.q_proj.weight", {3, 5}, x.data()},
+                        embedding = {"model.embed_tokens.weight", {16, 4}, x.data()};
+
+    LoadReport load() { return load_weights(folder.path(), run.list, 5, weights.data()); }
+    std::string refusal() { return sentence_of([&] { load(); }); }
+    void write(const std::string& name, const std::vector<TensorToWrite>& tensors) {
+        fs::remove(folder / name);
+        write_safetensors(folder / name, tensors);
+    }
+};
+
 }   // namespace
 
 // Inference servers load every file of a folder that fits one of these patterns, the first that fits any.
@@ -267,96 +284,66 @@ TEST_CASE("generation_config.json comes back byte for byte, and a broken one is 
     }
 }
 
-TEST_CASE("a tied model's head is the embedding, alone or as a copy of it", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
-    const std::vector<float> x(64, 0.5f);
-    std::vector<float> weights(run.list.size(), -1);
-    const auto load = [&] { return load_weights(folder.path(), run.list, 5, weights.data()); };
-    const auto write = [&](const std::string& name, const std::vector<TensorToWrite>& tensors) {
-        fs::remove(folder / name);
-        write_safetensors(folder / name, tensors);
-    };
-    const TensorToWrite norm = {"model.norm.weight", {4}, x.data()}, query = {"model.layers.0.self_attn.q_proj.weight", {3, 5}, x.data()};
+TEST_CASE_METHOD(ForeignWeights, "a tied model's head is the embedding, alone or as a copy of it", "[checkpoint]") {
     write("model.safetensors", {norm, query, {"lm_head.weight", {16, 4}, x.data()}});   // a tied head stored alone is the embedding
     CHECK(load().initialised.empty());
     CHECK((weights[0] == 0.5f && weights[run.list.find("model.norm.weight")->slot.offset] == 0.5f));
-    const TensorToWrite embedding = {"model.embed_tokens.weight", {16, 4}, x.data()};
     std::vector<float> y = x;
     write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {16, 4}, y.data()}});   // or a copy of it
     CHECK(load().initialised.empty());
     y[63] = std::nextafter(0.5f, 1.0f);
     write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {16, 4}, y.data()}});
-    const std::string differ = sentence_of(load);
-    for (const char* part : {"\"lm_head.weight\"", "\"model.embed_tokens.weight\"", "tie_word_embeddings"}) CHECK(contains(differ, part));
+    for (const char* part : {"\"lm_head.weight\"", "\"model.embed_tokens.weight\"", "tie_word_embeddings"}) CHECK(contains(refusal(), part));
     write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {4, 16}, x.data()}});
-    CHECK(contains(sentence_of(load), "lm_head.weight"));
+    CHECK(contains(refusal(), "lm_head.weight"));
 }
 
-TEST_CASE("weights of other programs: parts, other names, other shapes, missing tensors", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
-    const std::vector<float> x(64, 0.5f);
-    std::vector<float> weights(run.list.size(), -1), fresh = weights;
+TEST_CASE_METHOD(ForeignWeights, "weights of other programs: parts, other names, other shapes, missing tensors", "[checkpoint]") {
+    std::vector<float> fresh = weights;
     initialise(run.list, 5, fresh.data());
-    const auto load = [&] { return load_weights(folder.path(), run.list, 5, weights.data()); };
-    const auto write = [&](const std::string& name, const std::vector<TensorToWrite>& tensors) {
-        fs::remove(folder / name);
-        write_safetensors(folder / name, tensors);
-    };
-
     CHECK(load().initialised.size() == 3);   // no weights at all: training from scratch
     CHECK(weights == fresh);
-    const TensorToWrite norm = {"model.norm.weight", {4}, x.data()}, query = {"model.layers.0.self_attn.q_proj.weight", {3, 5}, x.data()};
     write("model.safetensors", {norm, query});
-    CHECK(contains(sentence_of(load), "its weights lack the tensor \"model.embed_tokens.weight\""));
-    const TensorToWrite embedding = {"model.embed_tokens.weight", {16, 4}, x.data()};
+    CHECK(contains(refusal(), "its weights lack the tensor \"model.embed_tokens.weight\""));
     run.list.add_mechanism([&] { run.list.add("model.layers.0.self_attn.new.scale", {2}, ones(), Decay::no); });
     weights.resize(run.list.size());
     write("model.safetensors", {norm, query, embedding});
     CHECK(load().initialised == std::vector<std::string>{"model.layers.0.self_attn.new.scale"});   // a mechanism's own may be new
 
     write("model.safetensors", {{"model.extra.weight", {4}, x.data()}});
-    CHECK(contains(sentence_of(load), "no tensor \"model.extra.weight\""));
+    CHECK(contains(refusal(), "no tensor \"model.extra.weight\""));
     write("model.safetensors", {{"model.norm.weight", {2, 2}, x.data()}});
-    const std::string shapes = sentence_of(load);
-    CHECK((contains(shapes, "\"model.norm.weight\"") && contains(shapes, "[2, 2]") && contains(shapes, "[4]")));
+    for (const char* part : {"\"model.norm.weight\"", "[2, 2]", "[4]"}) CHECK(contains(refusal(), part));
     for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
         std::vector<float> y = {1, 2, bad, bad};
         write("model.safetensors", {{"model.norm.weight", {4}, y.data()}});
-        CHECK(contains(sentence_of(load), "tensor \"model.norm.weight\" holds"));
-        CHECK(contains(sentence_of(load), "index 2"));
+        CHECK(contains(refusal(), "tensor \"model.norm.weight\" holds"));
+        CHECK(contains(refusal(), "index 2"));
     }
 
     fs::remove(folder / "model.safetensors");
-    write("part-1.safetensors", {{"model.norm.weight", {4}, x.data()}});
-    write("part-2.safetensors", {{"model.embed_tokens.weight", {16, 4}, x.data()}});
-    const auto index = [&](const nlohmann::json& map) { write_text(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump()); };
-    index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-2.safetensors"}});
-    CHECK(contains(sentence_of(load), "its weights lack the tensor \"model.layers.0.self_attn.q_proj.weight\""));
-    index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-1.safetensors"}});
-    CHECK(contains(sentence_of(load), "\"model.embed_tokens.weight\" should be in part-1.safetensors"));
-    index({{"model.norm.weight", "part-3.safetensors"}});
-    CHECK(contains(sentence_of(load), "part-3.safetensors: cannot be opened"));
-    index({{"model.norm.weight", "../part-1.safetensors"}});
-    CHECK(contains(sentence_of(load), "model.norm.weight"));
-    index({{"model.norm.weight", 3}});
-    CHECK(contains(sentence_of(load), "model.norm.weight"));
-    index({"model.norm.weight"});
-    CHECK(contains(sentence_of(load), "weight_map"));
-    write("part-2.safetensors", {{"model.norm.weight", {4}, x.data()}, {"model.embed_tokens.weight", {16, 4}, x.data()}});
-    index({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-2.safetensors"}});
-    CHECK(contains(sentence_of(load), "in another part too"));
+    write("part-1.safetensors", {norm});
+    write("part-2.safetensors", {embedding});
+    const auto refused = [&](const nlohmann::json& map, const std::string& part) {
+        write_text(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
+        CHECK(contains(refusal(), part));
+    };
+    const nlohmann::json in_both = {{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-2.safetensors"}};
+    refused(in_both, "its weights lack the tensor \"model.layers.0.self_attn.q_proj.weight\"");
+    refused({{"model.norm.weight", "part-1.safetensors"}, {"model.embed_tokens.weight", "part-1.safetensors"}},
+            "\"model.embed_tokens.weight\" should be in part-1.safetensors");
+    refused({{"model.norm.weight", "part-3.safetensors"}}, "part-3.safetensors: cannot be opened");
+    refused({{"model.norm.weight", "../part-1.safetensors"}}, "model.norm.weight");
+    refused({{"model.norm.weight", 3}}, "model.norm.weight");
+    refused({"model.norm.weight"}, "weight_map");
+    write("part-2.safetensors", {norm, embedding});
+    refused(in_both, "in another part too");
 
     for (const char* name : {"model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"}) fs::remove(folder / name);
     CHECK(load().initialised.size() == 4);
 }
 
-TEST_CASE("a folder without model.safetensors starts from scratch only where nothing in it may hold weights", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
-    std::vector<float> weights(run.list.size());
-    const auto load = [&] { return load_weights(folder.path(), run.list, 5, weights.data()); };
+TEST_CASE_METHOD(ForeignWeights, "a folder without model.safetensors starts from scratch only where nothing in it may hold weights", "[checkpoint]") {
     fs::create_directories(folder / ".git/objects");
     fs::create_directories(folder / "__pycache__");
     for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
@@ -370,18 +357,18 @@ TEST_CASE("a folder without model.safetensors starts from scratch only where not
                              "README.safetensors", "vocab.bin", "weights"}) {
         INFO(name);
         write_text(folder / name, "x");
-        CHECK(contains(sentence_of(load), std::string("but ") + name + ","));
+        CHECK(contains(refusal(), std::string("but ") + name + ","));
         CHECK(contains(sentence_of([&] { has_weights(folder.path()); }), name));
         fs::remove(folder / name);
     }
     for (const char* name : {"model.safetensors", "model.safetensors.index.json", "chat_template.json"}) {
         INFO(name);
         fs::create_symlink("/nowhere/of_it", folder / name);
-        CHECK(contains(sentence_of(load), std::string(name) + ": is a link to /nowhere/of_it, which is not there"));
+        CHECK(contains(refusal(), std::string(name) + ": is a link to /nowhere/of_it, which is not there"));
         fs::remove(folder / name);
     }
     fs::create_directories(folder / "original");
-    CHECK(contains(sentence_of(load), "but original,"));
+    CHECK(contains(refusal(), "but original,"));
 }
 
 TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {
