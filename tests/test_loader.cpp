@@ -1,4 +1,5 @@
 // The order of rows: what --shuffle 0 promises, a shuffle that loses nothing, the same rows for any number of ranks.
+#include <array>
 #include <set>
 #include <sstream>
 
@@ -133,17 +134,12 @@ TEST_CASE("loader shuffled: an epoch has every row once, the next one in another
 TEST_CASE("loader: 1, 2 and 4 ranks see the same rows in a step") {
     const Ramp data(2000);
     for (const bool shuffle : {false, true}) {
-        LoaderConfig config{.T = 10, .seed = 3, .shuffle = shuffle};
-        for (int64_t step = 0; step < 30; ++step) {   // more than one epoch
-            config.B = 8, config.ranks = 1, config.micro_steps = 1;
-            const auto expected = rows_of_step(data.stream, config, step);
-            config.B = 4, config.ranks = 2;
-            REQUIRE(rows_of_step(data.stream, config, step) == expected);
-            config.B = 1, config.ranks = 4, config.micro_steps = 2;
-            REQUIRE(rows_of_step(data.stream, config, step) == expected);
-            config.B = 2, config.ranks = 1, config.micro_steps = 4;
-            REQUIRE(rows_of_step(data.stream, config, step) == expected);
-        }
+        const LoaderConfig alone{.B = 8, .T = 10, .seed = 3, .shuffle = shuffle};
+        for (int64_t step = 0; step < 30; ++step)   // more than one epoch
+            for (const auto [B, ranks, micro_steps] : {std::array{4, 2, 1}, {1, 4, 2}, {2, 1, 4}}) {
+                const LoaderConfig config{.B = B, .T = 10, .ranks = ranks, .micro_steps = micro_steps, .seed = 3, .shuffle = shuffle};
+                REQUIRE(rows_of_step(data.stream, config, step) == rows_of_step(data.stream, alone, step));
+            }
     }
 }
 
@@ -180,9 +176,8 @@ TEST_CASE("loader: what fails on the thread is thrown by next(), again and again
     const LoaderConfig config{.T = 64, .shuffle = false};
     Loader loader(data.stream, config);
     std::filesystem::resize_file(file_in(data.folder, "ramp.bin"), 3000);
-    for (int attempt = 0; attempt < 3; ++attempt) {
+    for (int attempt = 0; attempt < 3; ++attempt)
         CHECK(says(error_of([&] { next(loader, config); }), Exit::data, {"ramp.bin", "cut short"}));
-    }
 }
 
 TEST_CASE("validation rows are fixed, in order and bounded") {
@@ -225,14 +220,12 @@ TEST_CASE("mixture: every source has its share of the rows of any stretch, each 
 TEST_CASE("mixture: any number of ranks trains on the same rows, each source in its own order") {
     const Ramp a(2000), b(300);
     const Mixture mixture("0.75 " + file_in(a.folder, "ramp.bin") + " 0.25 " + file_in(b.folder, "ramp.bin"), vocabulary);
-    LoaderConfig config{.T = 10, .seed = 3};
+    const LoaderConfig alone{.B = 8, .T = 10, .seed = 3}, shared{.B = 1, .T = 10, .ranks = 4, .micro_steps = 2, .seed = 3};
     const RowOrder of_a(mixture.sources()[0].stream, 10, true, 3), of_b(mixture.sources()[1].stream, 10, true, 3);
     uint64_t from_a = 0, from_b = 0;
     for (int64_t step = 0; step < 40; ++step) {
-        config.B = 8, config.ranks = 1, config.micro_steps = 1;
-        const auto rows = rows_of_step(mixture, config, step);
-        config.B = 1, config.ranks = 4, config.micro_steps = 2;
-        REQUIRE(rows_of_step(mixture, config, step) == rows);
+        const auto rows = rows_of_step(mixture, alone, step);
+        REQUIRE(rows_of_step(mixture, shared, step) == rows);
         std::multiset<int32_t> expected;   // 6 and 2 of every 8
         for (int n = 0; n < 6; ++n) expected.insert(int32_t(of_a.start(from_a++)));
         for (int n = 0; n < 2; ++n) expected.insert(int32_t(of_b.start(from_b++)));
