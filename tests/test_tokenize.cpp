@@ -15,6 +15,26 @@ std::vector<int32_t> documents(const std::vector<std::string>& texts) {
     return expected;
 }
 
+// A run on files of a temporary folder, with the tokenizer of bytes.
+struct TokenizeRun {
+    TemporaryFolder folder;
+    TokenizeOptions options = options_for(folder, {});
+
+    // Writes a file, which is one of the inputs from now on.
+    void input(const std::string& name, const std::string& text) {
+        const std::string path = file_in(folder, name);
+        write_text(path, text);
+        if (std::count(options.inputs.begin(), options.inputs.end(), path) == 0) options.inputs.push_back(path);
+    }
+    TokenizeReport run() const { return tokenize_files(options, no_progress); }
+    Error error() const { return error_of([&] { run(); }); }
+    std::vector<std::string> names_out() const { return names_in(options.out); }
+    void check(const std::vector<std::string>& train, const std::vector<std::string>& val) const {
+        CHECK(tokens(folder, "train") == documents(train));
+        CHECK(tokens(folder, "val") == documents(val));
+    }
+};
+
 bool parse(std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "program");
     CLI::App app;
@@ -28,107 +48,88 @@ bool parse(std::vector<const char*> arguments) {
 
 }  // namespace
 
-TEST_CASE("tokenize: a single text is divided by its bytes") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.txt"), "0123456789abcdefghij");
-    const TokenizeReport report = tokenize_files(options_for(folder, {"a.txt"}), no_progress);
-    CHECK(tokens(folder, "train") == documents({"0123456789abcdefgh"}));
-    CHECK(tokens(folder, "val") == documents({"ij"}));
+TEST_CASE_METHOD(TokenizeRun, "tokenize: a single text is divided by its bytes") {
+    input("a.txt", "0123456789abcdefghij");
+    const TokenizeReport report = run();
+    check({"0123456789abcdefgh"}, {"ij"});
     CHECK(report.train_tokens == 19);
     CHECK(report.val_tokens == 3);
     CHECK(report.manifest.documents == 1);
-    CHECK(names_in(file_in(folder, "out")) == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin", "x_val_000000.bin"});
+    CHECK(names_out() == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin", "x_val_000000.bin"});
 }
 
-TEST_CASE("tokenize: the division does not cut a character in half") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.txt"), "12345678漢字");   // 14 bytes: the last 30% begin inside the first of the two
-    TokenizeOptions options = options_for(folder, {"a.txt"});
+TEST_CASE_METHOD(TokenizeRun, "tokenize: the division does not cut a character in half") {
+    input("a.txt", "12345678漢字");   // 14 bytes: the last 30% begin inside the first of the two
     options.val_fraction = 0.3;
-    tokenize_files(options, no_progress);
-    CHECK(tokens(folder, "train") == documents({"12345678"}));
-    CHECK(tokens(folder, "val") == documents({"漢字"}));
+    run();
+    check({"12345678"}, {"漢字"});
 
-    write_text(file_in(folder, "a.txt"), "漢字");   // the first one is whole, too
+    input("a.txt", "漢字");   // the first one is whole, too
     options.val_fraction = 0.9;
-    tokenize_files(options, no_progress);
-    CHECK(tokens(folder, "train") == documents({"漢"}));
-    CHECK(tokens(folder, "val") == documents({"字"}));
+    run();
+    check({"漢"}, {"字"});
 }
 
-TEST_CASE("tokenize: a single long text is divided anywhere, also where a piece of it ends") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TokenizeRun, "tokenize: a single long text is divided anywhere, also where a piece of it ends") {
     const size_t piece = size_t{4} << 20;
     const std::string text = std::string(piece, 'a') + " " + std::string(piece - 1, 'b');   // cut in front of the space
-    write_text(file_in(folder, "a.txt"), text);
+    input("a.txt", text);
     for (const double val_fraction : {0.75, 0.5, 0.25}) {
-        TokenizeOptions options = options_for(folder, {"a.txt"});
         options.val_fraction = val_fraction;
-        tokenize_files(options, no_progress);
+        run();
         const auto train = static_cast<size_t>(2 * (1 - val_fraction) * static_cast<double>(piece));
         CHECK((tokens(folder, "train") == documents({text.substr(0, train)})));
         CHECK((tokens(folder, "val") == documents({text.substr(train)})));
     }
 }
 
-TEST_CASE("tokenize: the last documents of JSON Lines and several files are the validation set") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.jsonl"), "{\"text\":\"one\",\"n\":1}\n\n{\"n\":[{}],\"text\":\"tw\\u00e9\\n\"}\r\n{\"text\":\"\"}\n");
-    write_text(file_in(folder, "b.txt"), "four\n");
-    write_text(file_in(folder, "c.jsonl"), "{\"text\":\"five\"}");
-    TokenizeOptions options = options_for(folder, {"a.jsonl", "b.txt", "c.jsonl"});
+TEST_CASE_METHOD(TokenizeRun, "tokenize: the last documents of JSON Lines and several files are the validation set") {
+    input("a.jsonl", "{\"text\":\"one\",\"n\":1}\n\n{\"n\":[{}],\"text\":\"tw\\u00e9\\n\"}\r\n{\"text\":\"\"}\n");
+    input("b.txt", "four\n");
+    input("c.jsonl", "{\"text\":\"five\"}");
     options.val_fraction = 0.4;
-    const TokenizeReport report = tokenize_files(options, no_progress);
-    CHECK(tokens(folder, "train") == documents({"one", "twé\n", ""}));
-    CHECK(tokens(folder, "val") == documents({"four\n", "five"}));
+    const TokenizeReport report = run();
+    check({"one", "twé\n", ""}, {"four\n", "five"});
     CHECK(report.manifest.documents == 5);
 }
 
-TEST_CASE("tokenize: without a validation set there is no validation shard") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.jsonl"), "{\"body\":\"one\"}\n{\"body\":\"two\"}\n");
-    TokenizeOptions options = options_for(folder, {"a.jsonl"});
+TEST_CASE_METHOD(TokenizeRun, "tokenize: without a validation set there is no validation shard") {
+    input("a.jsonl", "{\"body\":\"one\"}\n{\"body\":\"two\"}\n");
     options.val_fraction = 0;
     options.rules.text_field = "body";
-    tokenize_files(options, no_progress);
+    run();
     CHECK(tokens(folder, "train") == documents({"one", "two"}));
-    CHECK(names_in(file_in(folder, "out")) == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin"});
+    CHECK(names_out() == std::vector<std::string>{"x_manifest.json", "x_train_000001.bin"});
 }
 
-TEST_CASE("tokenize: --val-tokens takes the first documents, whole, and more input does not change them") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TokenizeRun, "tokenize: --val-tokens takes the first documents, whole, and more input does not change them") {
     std::string lines;
     for (const char* text : {"one", "two", "three", "four"}) lines += std::string("{\"text\":\"") + text + "\"}\n";
-    write_text(file_in(folder, "a.jsonl"), lines);
-    TokenizeOptions options = options_for(folder, {"a.jsonl"});
+    input("a.jsonl", lines);
     options.val_tokens = 5;          // the first document has 4 tokens, the first two have 8
     options.shard_tokens = 3;        // a bound for training only: the validation set is one file
-    tokenize_files(options, no_progress);
-    CHECK(tokens(folder, "val") == documents({"one", "two"}));
-    CHECK(tokens(folder, "train") == documents({"three", "four"}));
+    run();
+    check({"three", "four"}, {"one", "two"});
     CHECK_FALSE(std::filesystem::exists(file_in(folder, "out/x_val_000001.bin")));
     const std::string pinned = file_hash(file_in(folder, "out/x_val_000000.bin"));
-    write_text(file_in(folder, "a.jsonl"), lines + lines);
-    tokenize_files(options, no_progress);
+    input("a.jsonl", lines + lines);
+    run();
     CHECK(file_hash(file_in(folder, "out/x_val_000000.bin")) == pinned);
     CHECK(tokens(folder, "train") == documents({"three", "four", "one", "two", "three", "four"}));
 
     options.val_tokens = 8;          // exactly two documents
     options.shard_tokens = 1000;
-    tokenize_files(options, no_progress);
+    run();
     CHECK(tokens(folder, "val") == documents({"one", "two"}));
     options.val_tokens = 1000;
-    CHECK(says(error_of([&] { tokenize_files(options, no_progress); }), {"a.jsonl", "38 tokens", "--val-tokens 1000"}));
+    CHECK(says(error(), {"a.jsonl", "38 tokens", "--val-tokens 1000"}));
 }
 
-TEST_CASE("tokenize: blank lines divide a text where that is asked for") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.txt"), "\n \nfirst\n  line\n\n\t\r\nsecond\n\n\nthird\nend");
-    TokenizeOptions options = options_for(folder, {"a.txt"});
+TEST_CASE_METHOD(TokenizeRun, "tokenize: blank lines divide a text where that is asked for") {
+    input("a.txt", "\n \nfirst\n  line\n\n\t\r\nsecond\n\n\nthird\nend");
     options.rules.split_on_blank_line = true;
-    tokenize_files(options, no_progress);
-    CHECK(tokens(folder, "train") == documents({"first\n  line\n", "second\n"}));
-    CHECK(tokens(folder, "val") == documents({"third\nend"}));
+    run();
+    check({"first\n  line\n", "second\n"}, {"third\nend"});
 }
 
 TEST_CASE("shard_series takes the names that ./tokenize gives and no others") {
@@ -143,12 +144,10 @@ TEST_CASE("shard_series takes the names that ./tokenize gives and no others") {
     CHECK(manifest_path("d/tokens.bin").empty());
 }
 
-TEST_CASE("tokenize: shards hold what --shard-tokens says and the manifest describes them") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.txt"), std::string(95, 'a') + std::string(5, 'b'));
-    TokenizeOptions options = options_for(folder, {"a.txt"});
+TEST_CASE_METHOD(TokenizeRun, "tokenize: shards hold what --shard-tokens says and the manifest describes them") {
+    input("a.txt", std::string(95, 'a') + std::string(5, 'b'));
     options.shard_tokens = 40;
-    const TokenizeReport report = tokenize_files(options, no_progress);
+    const TokenizeReport report = run();
     const Manifest manifest = manifest_from_json(read_small_file(report.manifest_path), report.manifest_path);
     REQUIRE(manifest.shards.size() == 4);
     CHECK(manifest.tokenizer == "bytes");
@@ -169,22 +168,19 @@ TEST_CASE("tokenize: shards hold what --shard-tokens says and the manifest descr
     CHECK(says(error_of([&] { TokenStream(file_in(folder, "out/x_train_*.bin"), 512); }), {"x_manifest.json"}));
 }
 
-TEST_CASE("tokenize: a second run replaces the first and removes the shards that it has no more") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.txt"), std::string(100, 'a'));
-    TokenizeOptions options = options_for(folder, {"a.txt"});
+TEST_CASE_METHOD(TokenizeRun, "tokenize: a second run replaces the first and removes the shards that it has no more") {
+    input("a.txt", std::string(100, 'a'));
     options.shard_tokens = 20;
-    tokenize_files(options, no_progress);
+    run();
     write_text(file_in(folder, "out/xx_train_000009.bin"), "not ours");
     options.shard_tokens = 1000;
-    tokenize_files(options, no_progress);
+    run();
     const std::vector<std::string> expected = {"x_manifest.json", "x_train_000001.bin", "x_val_000000.bin", "xx_train_000009.bin"};
-    CHECK(names_in(file_in(folder, "out")) == expected);
+    CHECK(names_out() == expected);
     CHECK(tokens(folder, "train") == documents({std::string(90, 'a')}));
 }
 
-TEST_CASE("tokenize: a broken line is named by file and line, and nothing is written") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TokenizeRun, "tokenize: a broken line is named by file and line, and nothing is written") {
     const std::string good = "{\"text\":\"fine\"}\n";
     const std::vector<std::pair<std::string, std::string>> cases = {
         {"{\"text\":null}\n", "null"},     {"{\"text\":[\"a\"]}\n", "array"},
@@ -193,21 +189,19 @@ TEST_CASE("tokenize: a broken line is named by file and line, and nothing is wri
         {"{\"text\":1e999}\n", "1e999"},   {"nonsense\n", "invalid literal"},
     };
     for (const auto& [line, why] : cases) {
-        write_text(file_in(folder, "a.jsonl"), good + "\n" + line + good);
-        CHECK(says(error_of([&] { tokenize_files(options_for(folder, {"a.jsonl"}), no_progress); }), Exit::data, {"a.jsonl:3: ", why}));
-        CHECK(names_in(file_in(folder, "out")).empty());
+        input("a.jsonl", good + "\n" + line + good);
+        CHECK(says(error(), Exit::data, {"a.jsonl:3: ", why}));
+        CHECK(names_out().empty());
     }
 }
 
-TEST_CASE("tokenize: inputs and options that make no sense are refused") {
-    const TemporaryFolder folder;
-    write_text(file_in(folder, "a.txt"), "text");
+TEST_CASE_METHOD(TokenizeRun, "tokenize: inputs and options that make no sense are refused") {
+    for (const char* name : {"a.txt", "a.pdf"}) write_text(file_in(folder, name), "text");
     write_text(file_in(folder, "empty.txt"), "");
-    write_text(file_in(folder, "a.pdf"), "text");
     const auto run = [&](const std::string& input, auto change) {
-        TokenizeOptions options = options_for(folder, {input});
+        options = options_for(folder, {input});
         change(options);
-        return error_of([&] { tokenize_files(options, no_progress); });
+        return error();
     };
     const auto nothing = [](TokenizeOptions&) {};
     CHECK(run("none.txt", nothing).code == Exit::data);
