@@ -38,9 +38,7 @@ void change_manifest(const fs::path& path, Change change) {
 }
 
 /// A folder of weights, and tensors that another program may have written there.
-struct ForeignWeights {
-    TemporaryFolder folder;
-    TinyRun run;
+struct ForeignWeights : RunFolder {
     std::vector<float> weights = std::vector<float>(run.list.size(), -1);
     const std::vector<float> x = std::vector<float>(64, 0.5f);
     const TensorToWrite norm = {"model.norm.weight", {4}, x.data()}, query = {"model.layers.0.self_attn.q_proj.weight", {3, 5}, x.data()},
@@ -69,9 +67,7 @@ TEST_CASE("loaders that take all weights of a folder find the model's only", "[c
     }
 }
 
-TEST_CASE("moments of an earlier version's checkpoint are found by their former name", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "moments of an earlier version's checkpoint are found by their former name", "[checkpoint]") {
     const fs::path path = run.save(folder.path(), 3);
     fs::rename(path / "optimizer.state", path / "optimizer.safetensors");
     change_manifest(path, [](nlohmann::json& files) {
@@ -86,18 +82,14 @@ TEST_CASE("moments of an earlier version's checkpoint are found by their former 
     CHECK(exp_avg_sq == run.exp_avg_sq);
 }
 
-TEST_CASE("the data of an earlier version's checkpoint are described as now", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "the data of an earlier version's checkpoint are described as now", "[checkpoint]") {
     for (const char* before : {"", "0123456789abcdef, "}) {
         run.state.train_data = std::string(before) + "bytes 29b8a0a59b21ffad, in order";
         CHECK(load_state(run.save(folder.path(), 3), run.list, nullptr, nullptr).train_data == "bytes 29b8a0a59b21ffad, in order");
     }
 }
 
-TEST_CASE("a checkpoint comes back to the bit", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a checkpoint comes back to the bit", "[checkpoint]") {
     const fs::path path = run.save(folder / "a/b", 123);
     CHECK(path.filename().string() == "step_00000123");
     CHECK(names_in(path) == std::vector<std::string>{"README.md", "config.json", "generation_config.json", "manifest.json",
@@ -122,9 +114,7 @@ TEST_CASE("a checkpoint comes back to the bit", "[checkpoint]") {
     CHECK(std::isnan(state.last_val_loss));
 }
 
-TEST_CASE("every flipped bit, cut, zeroed or deleted file is caught and the checkpoint before is used", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "every flipped bit, cut, zeroed or deleted file is caught and the checkpoint before is used", "[checkpoint]") {
     run.config.variant = "sinks";   // whose folder has Python files too
     const fs::path older = run.save(folder.path(), 10), newer = run.save(folder.path(), 20);
     const auto caught = [&](const std::string& name, const std::string& what) {
@@ -160,9 +150,7 @@ TEST_CASE("every flipped bit, cut, zeroed or deleted file is caught and the chec
     }
 }
 
-TEST_CASE("damage is named by tensor", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "damage is named by tensor", "[checkpoint]") {
     const fs::path path = run.save(folder.path(), 1);
     plant(path / "model.safetensors", "model.norm.weight", 2, 1.5f);
     CHECK(contains(sentence_of([&] { verify_checkpoint(path); }), "model.safetensors: tensor \"model.norm.weight\""));
@@ -187,9 +175,7 @@ TEST_CASE("nothing to resume from is no error", "[checkpoint]") {
     CHECK(contains(complaints[0], "manifest.json"));
 }
 
-TEST_CASE("files beside the weights are those of the manifest, wherever they are read", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "files beside the weights are those of the manifest, wherever they are read", "[checkpoint]") {
     write_text(folder / "x_tokenizer.json", small_tokenizer().dump());
     run.config.tokenizer = (folder / "x_tokenizer.json").string();
     const fs::path path = run.save(folder / "out", 1, open_tokenizer(run.config.tokenizer).get());
@@ -211,9 +197,7 @@ TEST_CASE("files beside the weights are those of the manifest, wherever they are
     CHECK(load_config(path).norm_eps == 1e-5);
 }
 
-TEST_CASE("a changed manifest promises no less than before", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a changed manifest promises no less than before", "[checkpoint]") {
     const fs::path path = run.save(folder.path(), 1);
     const std::string sound = contents(path / "manifest.json");
     write_text(path / "config.json", contents(path / "config.json") + " ");
@@ -237,9 +221,7 @@ TEST_CASE("a changed manifest promises no less than before", "[checkpoint]") {
     CHECK_NOTHROW(load_config(path));
 }
 
-TEST_CASE("a manifest names files of its own folder only", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a manifest names files of its own folder only", "[checkpoint]") {
     const fs::path path = run.save(folder / "run", 1);
     const std::string sound = contents(path / "manifest.json");
     fs::copy(path / "config.json", folder / "run/outside");
@@ -265,9 +247,7 @@ TEST_CASE("a manifest names files of its own folder only", "[checkpoint]") {
     CHECK_NOTHROW((verify_checkpoint(folder / "link"), load_config(folder / "link")));
 }
 
-TEST_CASE("generation_config.json comes back byte for byte, and a broken one is refused", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "generation_config.json comes back byte for byte, and a broken one is refused", "[checkpoint]") {
     const fs::path first = run.save(folder / "run", 1);
     CHECK(load_config(first).generation_config.empty());   // our own follows config.json
     fs::remove(first / "manifest.json");
@@ -293,7 +273,8 @@ TEST_CASE_METHOD(ForeignWeights, "a tied model's head is the embedding, alone or
     CHECK(load().initialised.empty());
     y[63] = std::nextafter(0.5f, 1.0f);
     write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {16, 4}, y.data()}});
-    for (const char* part : {"\"lm_head.weight\"", "\"model.embed_tokens.weight\"", "tie_word_embeddings"}) CHECK(contains(refusal(), part));
+    for (const char* part : {"\"lm_head.weight\"", "\"model.embed_tokens.weight\"", "tie_word_embeddings"})
+        CHECK(contains(refusal(), part));
     write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {4, 16}, x.data()}});
     CHECK(contains(refusal(), "lm_head.weight"));
 }
@@ -343,7 +324,8 @@ TEST_CASE_METHOD(ForeignWeights, "weights of other programs: parts, other names,
     CHECK(load().initialised.size() == 4);
 }
 
-TEST_CASE_METHOD(ForeignWeights, "a folder without model.safetensors starts from scratch only where nothing in it may hold weights", "[checkpoint]") {
+TEST_CASE_METHOD(ForeignWeights,
+                 "a folder without model.safetensors starts from scratch only where nothing in it may hold weights", "[checkpoint]") {
     fs::create_directories(folder / ".git/objects");
     fs::create_directories(folder / "__pycache__");
     for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
@@ -371,9 +353,7 @@ TEST_CASE_METHOD(ForeignWeights, "a folder without model.safetensors starts from
     CHECK(contains(refusal(), "but original,"));
 }
 
-TEST_CASE("trainer state and moments must be complete", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "trainer state and moments must be complete", "[checkpoint]") {
     const fs::path path = run.save(folder.path(), 1);
     std::vector<float> m(run.list.size()), v = m;
     const auto load = [&] { load_state(path, run.list, m.data(), v.data()); };
@@ -425,9 +405,7 @@ TEST_CASE("moments have torch's names, and are those of one optimiser", "[checkp
     CHECK(load_state(by_muon, adamw.list, nullptr, nullptr).step == 2);   // an evaluation reads no moments
 }
 
-TEST_CASE("a checkpoint carries its tokenizer, wherever it is moved", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a checkpoint carries its tokenizer, wherever it is moved", "[checkpoint]") {
     const std::string text = small_tokenizer().dump(), config_text = R"({"eos_token": "<|endoftext|>"})";
     write_text(folder / "x_tokenizer.json", text);
     write_text(folder / "x_tokenizer_config.json", config_text);

@@ -9,9 +9,7 @@
 #include "tests/tiny_run.h"
 #include "tests/temporary_folder.h"
 
-TEST_CASE("what transformers does not compute carries the files that do", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "what transformers does not compute carries the files that do", "[checkpoint]") {
     const auto python_files = [&](const std::string& variant, int64_t step) {
         run.config.variant = variant;
         std::vector<std::string> names = names_in(run.save(folder.path(), step));
@@ -31,9 +29,7 @@ TEST_CASE("what transformers does not compute carries the files that do", "[chec
     CHECK(read_text(folder / "step_00000001/model.safetensors") == read_text(folder / "step_00000002/model.safetensors"));
 }
 
-TEST_CASE("a model card says what was trained, on what, to which loss, and how it is loaded", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a model card says what was trained, on what, to which loss, and how it is loaded", "[checkpoint]") {
     const RunFacts facts{"dsa:window=3,causal", "9000 tokens in 2 shards, novels, fingerprint 0123456789abcdef", ""};
     run.config.variant = "dsa", run.config.settings = {{"attention_window", 5}};
     run.config.layers = {{"dsa", {{"attention_window", 3}}}, {"causal"}};
@@ -66,9 +62,7 @@ TEST_CASE("a model card says what was trained, on what, to which loss, and how i
     CHECK(plain.find("| settings |") == std::string::npos);
 }
 
-TEST_CASE("what a run left that died while saving is ignored, then removed", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "what a run left that died while saving is ignored, then removed", "[checkpoint]") {
     const fs::path good = run.save(folder.path(), 10);
     fs::copy(good, folder / "step_00000020.tmp", fs::copy_options::recursive);
     fs::remove(folder / "step_00000020.tmp/manifest.json");
@@ -81,9 +75,7 @@ TEST_CASE("what a run left that died while saving is ignored, then removed", "[c
     CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000020"});
 }
 
-TEST_CASE("a checkpoint of the same step is replaced", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a checkpoint of the same step is replaced", "[checkpoint]") {
     run.save(folder.path(), 10);
     run.weights[0] = 42;
     const fs::path path = run.save(folder.path(), 10);
@@ -94,9 +86,7 @@ TEST_CASE("a checkpoint of the same step is replaced", "[checkpoint]") {
     CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010"});
 }
 
-TEST_CASE("checkpoints of later steps are set aside, so that resuming follows the present run", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "checkpoints of later steps are set aside, so that resuming follows the present run", "[checkpoint]") {
     for (int64_t step : {10, 20, 30}) run.save(folder.path(), step);
     const fs::path path = run.save(folder.path(), 15);
     std::vector<std::string> complaints;
@@ -111,9 +101,7 @@ TEST_CASE("checkpoints of later steps are set aside, so that resuming follows th
     CHECK_FALSE(is_set_aside(folder / "step_00000010", folder.path()));
 }
 
-TEST_CASE("a kill while another run's checkpoints are set aside leaves all of them where they were", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a kill while another run's checkpoints are set aside leaves all of them where they were", "[checkpoint]") {
     for (int64_t step : {10, 20, 30}) run.save(folder.path(), step);
     write_text(folder / "log.jsonl", "the log");
     CHECK(set_later_ones_aside(folder.path(), -1) == 3);
@@ -150,9 +138,7 @@ TEST_CASE("a folder that cannot be listed is no empty one", "[checkpoint]") {
     CHECK_FALSE(latest_checkpoint(folder / "absent", complaints).has_value());
 }
 
-TEST_CASE("a save tells of each piece that it writes, syncs and verifies", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a save tells of each piece that it writes, syncs and verifies", "[checkpoint]") {
     TensorList list;
     list.add("model.embed_tokens.weight", {12, 1 << 20}, ones(), Decay::yes);   // 48 MiB: three pieces of each tensor
     const std::vector<float> x(list.size(), 1.0f);
@@ -250,9 +236,7 @@ TEST_CASE("a log that is resumed drops what a kill has cut, and tells what it la
     CHECK_FALSE(sentence_of([&] { JsonLines().open(path, 2); }).empty());
 }
 
-TEST_CASE("pruning keeps the newest", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "pruning keeps the newest", "[checkpoint]") {
     for (int64_t step : {9, 10, 100, 1000}) run.save(folder.path(), step);
     write_text(folder / "notes.txt", "mine");
     prune_checkpoints(folder.path(), 0);
@@ -264,9 +248,7 @@ TEST_CASE("pruning keeps the newest", "[checkpoint]") {
     CHECK(names_in(folder.path()).size() == 3);
 }
 
-TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing else", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "a write that fails half-way leaves the checkpoint before and nothing else", "[checkpoint]") {
     const fs::path good = run.save(folder.path(), 1);
     std::string sentence, replacing;
     {
@@ -280,9 +262,7 @@ TEST_CASE("a write that fails half-way leaves the checkpoint before and nothing 
     CHECK_NOTHROW(verify_checkpoint(good));
 }
 
-TEST_CASE("an output folder that cannot be made is refused by path", "[checkpoint]") {
-    TemporaryFolder folder;
-    TinyRun run;
+TEST_CASE_METHOD(RunFolder, "an output folder that cannot be made is refused by path", "[checkpoint]") {
     write_text(folder / "file", "x");
     CHECK(contains(sentence_of([&] { run.save(folder / "file", 1); }), (folder / "file").string()));
     CHECK(contains(sentence_of([&] { run.save(folder / "file/below", 1); }), (folder / "file").string()));

@@ -46,6 +46,12 @@ struct TinyRun {
     }
 };
 
+/// What most of these tests need, for TEST_CASE_METHOD.
+struct RunFolder {
+    TemporaryFolder folder;
+    TinyRun run;
+};
+
 inline std::string sentence_of(const std::function<void()>& action) { return refusal(Exit::checkpoint, action); }
 
 inline bool contains(const std::string& text, const std::string& part) {
