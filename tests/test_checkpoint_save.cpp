@@ -68,8 +68,7 @@ TEST_CASE_METHOD(RunFolder, "what a run left that died while saving is ignored, 
     fs::remove(folder / "step_00000020.tmp/manifest.json");
     fs::copy(good, folder / "step_00000030.tmp", fs::copy_options::recursive);
     fs::copy(good, folder / "step_00000040.old.tmp", fs::copy_options::recursive);
-    std::vector<std::string> complaints;
-    CHECK(latest(folder.path(), complaints) == good.string());
+    CHECK(latest(folder.path()) == good.string());
     CHECK(complaints.empty());
     run.save(folder.path(), 20);
     CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000020"});
@@ -89,8 +88,7 @@ TEST_CASE_METHOD(RunFolder, "a checkpoint of the same step is replaced", "[check
 TEST_CASE_METHOD(RunFolder, "checkpoints of later steps are set aside, so that resuming follows the present run", "[checkpoint]") {
     for (int64_t step : {10, 20, 30}) run.save(folder.path(), step);
     const fs::path path = run.save(folder.path(), 15);
-    std::vector<std::string> complaints;
-    CHECK(latest(folder.path(), complaints) == path.string());
+    CHECK(latest(folder.path()) == path.string());
     CHECK(names_in(folder.path()) == std::vector<std::string>{"step_00000010", "step_00000015", "superseded"});
     CHECK(names_in(folder / "superseded") == std::vector<std::string>{"step_00000020", "step_00000030"});
     run.save(folder.path(), 20);
@@ -111,16 +109,15 @@ TEST_CASE_METHOD(RunFolder, "a kill while another run's checkpoints are set asid
     // As it is after each rename of set_later_ones_aside(): two moved, all moved, what was there before moved away.
     fs::create_directories(folder / "superseded.tmp");
     fs::rename(folder / "step_00000021", folder / "superseded.tmp/step_00000021");
-    std::vector<std::string> complaints;
     CHECK(aside_interrupted(folder.path()));
     undo_interrupted(folder.path());
     CHECK_FALSE(aside_interrupted(folder.path()));
-    CHECK(latest(folder.path(), complaints) == (folder / "step_00000021").string());
+    CHECK(latest(folder.path()) == (folder / "step_00000021").string());
     fs::create_directories(folder / "superseded.tmp");
     for (const char* name : {"step_00000011", "step_00000021"}) fs::rename(folder / name, folder / "superseded.tmp" / name);
     fs::rename(folder / "superseded", folder / "superseded.old.tmp");
     undo_interrupted(folder.path());
-    CHECK(latest(folder.path(), complaints) == (folder / "step_00000021").string());
+    CHECK(latest(folder.path()) == (folder / "step_00000021").string());
     CHECK(names_in(folder.path()) == std::vector<std::string>{"log.jsonl", "step_00000011", "step_00000021", "superseded"});
     CHECK(names_in(folder / "superseded").size() == 4);
     // Two starts that are killed before they have saved anything cost nothing but what was aside before.
@@ -130,12 +127,9 @@ TEST_CASE_METHOD(RunFolder, "a kill while another run's checkpoints are set asid
     CHECK(complaints.empty());
 }
 
-TEST_CASE("a folder that cannot be listed is no empty one", "[checkpoint]") {
-    TemporaryFolder folder;
+TEST_CASE_METHOD(RunFolder, "a folder that cannot be listed is no empty one", "[checkpoint]") {
     fs::create_symlink("loop", folder / "loop");   // refused to every user, root too
-    std::vector<std::string> complaints;
     CHECK(contains(sentence_of([&] { latest_checkpoint(folder / "loop", complaints); }), "loop"));
-    CHECK_FALSE(latest_checkpoint(folder / "absent", complaints).has_value());
 }
 
 TEST_CASE_METHOD(RunFolder, "a save tells of each piece that it writes, syncs and verifies", "[checkpoint]") {

@@ -50,6 +50,10 @@ struct TinyRun {
 struct RunFolder {
     TemporaryFolder folder;
     TinyRun run;
+    std::vector<std::string> complaints;   // of all calls of latest()
+
+    /// The path that latest_checkpoint() finds, "" for none. Catch2 prints strings better than paths.
+    std::string latest(const fs::path& out_dir) { return latest_checkpoint(out_dir, complaints).value_or("").string(); }
 };
 
 inline std::string sentence_of(const std::function<void()>& action) { return refusal(Exit::checkpoint, action); }
@@ -58,12 +62,6 @@ inline bool contains(const std::string& text, const std::string& part) {
     INFO(text << " should contain " << part);
     CHECK(text.find(part) != std::string::npos);
     return text.find(part) != std::string::npos;
-}
-
-/// The path that latest_checkpoint finds, "" for none. Catch2 prints strings better than paths.
-inline std::string latest(const fs::path& out_dir, std::vector<std::string>& complaints) {
-    const auto found = latest_checkpoint(out_dir, complaints);
-    return found ? found->string() : "";
 }
 
 }   // namespace of_checkpoints
