@@ -13,7 +13,7 @@ constexpr size_t part = size_t{4} << 20;
 
 void no_tick() {}
 
-std::vector<std::string> documents_of(const Input& input, const DocumentRules& rules = {}) {
+std::vector<std::string> documents_of(const Input& input, const DocumentRules& rules) {
     DocumentReader reader(input, rules, no_tick);
     std::vector<std::string> found;
     for (Piece piece; reader.next(piece);) {
@@ -24,9 +24,18 @@ std::vector<std::string> documents_of(const Input& input, const DocumentRules& r
     return found;
 }
 
-std::vector<std::string> documents_of(const std::string& path, const DocumentRules& rules = {}) {
-    return documents_of(Input::open(path, rules), rules);
-}
+// Documents in a file of a temporary folder.
+struct TextFile {
+    const TemporaryFolder folder;
+    DocumentRules rules;
+
+    std::vector<std::string> documents(const std::string& text, const std::string& name = "a.txt") const {
+        write_text(file_in(folder, name), text);
+        return documents_of(Input::open(file_in(folder, name), rules), rules);
+    }
+};
+
+using Texts = std::vector<std::string>;
 
 // By libarchive, which writes to memory here; its raw format has one entry without a header.
 std::string compressed(const std::string& text, const std::string& suffix) {
@@ -80,56 +89,40 @@ TEST_CASE("documents: a text without a place to cut is cut at 64 MiB, between tw
     CHECK((text[length] & 0xC0) != 0x80);
 }
 
-TEST_CASE("documents: pieces of long texts put together are the text, as often as it is read") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TextFile, "documents: pieces of long texts put together are the text, as often as it is read") {
     const std::string first = some_text(500000), second = std::string(part, 'x') + "\n" + some_text(700000);
     const std::string text = first + "\n\n" + second + " \n\n\n\tthird\n";
     write_text(file_in(folder, "a.txt"), text);
     const Input input = Input::open(file_in(folder, "a.txt"), {});
-    for (int again = 0; again < 2; again++) CHECK((documents_of(input) == std::vector<std::string>{text}));
-    const DocumentRules rules{.split_on_blank_line = true};
-    CHECK((documents_of(input, rules) == std::vector<std::string>{first + "\n", second + " \n", "\tthird\n"}));
+    for (int again = 0; again < 2; again++) CHECK((documents_of(input, rules) == Texts{text}));
+    rules.split_on_blank_line = true;
+    CHECK((documents_of(input, rules) == Texts{first + "\n", second + " \n", "\tthird\n"}));
 }
 
-TEST_CASE("documents: the end of a very long line is no blank line, and a blank line at a cut is one") {
-    const TemporaryFolder folder;
-    const DocumentRules rules{.split_on_blank_line = true};
+TEST_CASE_METHOD(TextFile, "documents: the end of a very long line is no blank line, and a blank line at a cut is one") {
+    rules.split_on_blank_line = true;
     std::string han = "a";
     while (han.size() < (size_t{64} << 20) - 1) han += "漢";
-    for (const std::string& text : {std::string(part, 'x') + "\nsame document\n", std::string(part, 'x') + "  \nsame document\n"}) {
-        write_text(file_in(folder, "a.txt"), text);
-        CHECK((documents_of(file_in(folder, "a.txt"), rules) == std::vector<std::string>{text}));
-    }
+    for (const std::string& text : {std::string(part, 'x') + "\nsame document\n", std::string(part, 'x') + "  \nsame document\n"})
+        CHECK((documents(text) == Texts{text}));
     // The first piece ends at 64 MiB, where the line does.
     han.resize((size_t{64} << 20) - 1);
-    write_text(file_in(folder, "a.txt"), han + "\n\nanother\n");
-    const std::vector<std::string> found = documents_of(file_in(folder, "a.txt"), rules);
-    CHECK(found.size() == 2);
-    CHECK((found[0] == han + "\n"));
-    CHECK(found[1] == "another\n");
+    CHECK((documents(han + "\n\nanother\n") == Texts{han + "\n", "another\n"}));
 }
 
-TEST_CASE("documents: texts of blank lines, of nothing, of one line") {
-    const TemporaryFolder folder;
-    const DocumentRules rules{.split_on_blank_line = true};
-    const auto found = [&](const std::string& text) {
-        write_text(file_in(folder, "a.txt"), text);
-        return documents_of(file_in(folder, "a.txt"), rules);
-    };
-    using Texts = std::vector<std::string>;
-    CHECK(found("").empty());
-    CHECK(found("\n \n\t").empty());
-    CHECK(found(std::string(3 * part, '\n') + "a" + std::string(3 * part, ' ')).size() == 1);
-    CHECK(found("a") == Texts{"a"});
-    CHECK(found(" a\n ") == Texts{" a\n"});
-    CHECK(found("a\n\nb") == Texts{"a\n", "b"});
-    CHECK(found("\r\na\r\n\r\n b\r\n") == Texts{"a\r\n", " b\r\n"});
+TEST_CASE_METHOD(TextFile, "documents: texts of blank lines, of nothing, of one line") {
+    rules.split_on_blank_line = true;
+    CHECK(documents("").empty());
+    CHECK(documents("\n \n\t").empty());
+    CHECK(documents(std::string(3 * part, '\n') + "a" + std::string(3 * part, ' ')).size() == 1);
+    CHECK(documents("a") == Texts{"a"});
+    CHECK(documents(" a\n ") == Texts{" a\n"});
+    CHECK(documents("a\n\nb") == Texts{"a\n", "b"});
+    CHECK(documents("\r\na\r\n\r\n b\r\n") == Texts{"a\r\n", " b\r\n"});
 }
 
-TEST_CASE("documents: lines of a JSON Lines file know their number, and have a limit") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TextFile, "documents: lines of a JSON Lines file know their number, and have a limit") {
     write_text(file_in(folder, "a.jsonl"), "1\n\n \t\r\n22\r\n\n333\n" + std::string(longest_json_line + 1, 'a') + "\n");
-    const DocumentRules rules;
     const Input input = Input::open(file_in(folder, "a.jsonl"), rules);
     DocumentReader reader(input, rules, no_tick);
     Piece piece;
@@ -141,41 +134,33 @@ TEST_CASE("documents: lines of a JSON Lines file know their number, and have a l
     CHECK(says(error_of([&] { reader.next(piece); }), Exit::data, {"a.jsonl:7", "is longer than 67108864 bytes"}));
 }
 
-TEST_CASE("documents: compressed files give their text, in one part and in several") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TextFile, "documents: compressed files give their text, in one part and in several") {
     const std::string text = some_text(300000);
     for (const std::string suffix : {".gz", ".xz", ".zst"}) {
         INFO(suffix);
-        const std::string path = file_in(folder, "a.txt" + suffix), bytes = compressed(text, suffix);
-        write_text(path, bytes);
-        CHECK((documents_of(path) == std::vector<std::string>{text}));
-        write_text(path, bytes + bytes);
-        CHECK((documents_of(path) == std::vector<std::string>{text + text}));
+        const std::string name = "a.txt" + suffix, bytes = compressed(text, suffix);
+        CHECK((documents(bytes, name) == Texts{text}));
+        CHECK((documents(bytes + bytes, name) == Texts{text + text}));
         if (suffix == ".gz") {   // filled up with zero bytes, more than are read at once
-            write_text(path, bytes + std::string(1, '\0') + bytes + std::string(600000, '\0'));
-            CHECK((documents_of(path) == std::vector<std::string>{text + text}));
-            write_text(path, bytes + std::string(300000, '\0') + "more");
-            CHECK(error_of([&] { documents_of(path); }).code == Exit::data);
+            CHECK((documents(bytes + std::string(1, '\0') + bytes + std::string(600000, '\0'), name) == Texts{text + text}));
+            CHECK(error_of([&] { documents(bytes + std::string(300000, '\0') + "more", name); }).code == Exit::data);
         }
-        write_text(path, compressed("", suffix));
-        CHECK(documents_of(path).empty());
-        write_text(file_in(folder, "a.jsonl" + suffix), compressed("{\"text\":1}\n\n[]\n", suffix));
-        CHECK(documents_of(file_in(folder, "a.jsonl" + suffix)) == std::vector<std::string>{"{\"text\":1}", "[]"});
+        CHECK(documents(compressed("", suffix), name).empty());
+        CHECK(documents(compressed("{\"text\":1}\n\n[]\n", suffix), "a.jsonl" + suffix) == Texts{"{\"text\":1}", "[]"});
     }
 }
 
-TEST_CASE("documents: a compressed file that is damaged, cut short anywhere or another thing is an error, never a shorter text") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TextFile,
+                 "documents: a compressed file that is damaged, cut short anywhere or another thing is an error, never a shorter text") {
     const std::string text = some_text(2000);
     for (const std::string suffix : {".gz", ".xz", ".zst"}) {
-        const std::string path = file_in(folder, "a.txt" + suffix), bytes = compressed(text, suffix);
+        const std::string name = "a.txt" + suffix, bytes = compressed(text, suffix);
         const auto check = [&](const std::string& contents, const std::string& what, const Exit code = Exit::data) {
             INFO(suffix << " " << what);
-            write_text(path, contents);
-            std::vector<std::string> found;
-            const Error error = error_of([&] { found = documents_of(path); });
+            Texts found;
+            const Error error = error_of([&] { found = documents(contents, name); });
             if (error.code == Exit::done) CHECK((code == Exit::done && found[0] == text));
-            else CHECK(says(error, Exit::data, {"a.txt" + suffix}));
+            else CHECK(says(error, Exit::data, {name}));
         };
         for (size_t size = 0; size < bytes.size(); size += 1 + size / 7)
             check(bytes.substr(0, size), std::to_string(size) + " bytes");
@@ -194,30 +179,26 @@ TEST_CASE("documents: a compressed file that is damaged, cut short anywhere or a
     }
 }
 
-TEST_CASE("documents: inputs that are folders, pipes or of another kind are refused, standard input can be JSON Lines") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TextFile, "documents: inputs that are folders, pipes or of another kind are refused, standard input can be JSON Lines") {
     for (const char* name : {"a.pdf", "a.txt.bz2", "a.gz", "jsonl", "a.parquet"}) {
         write_text(file_in(folder, name), "text");
         CHECK(says(error_of([&] { Input::open(file_in(folder, name), {}); }), Exit::usage, {name, ".txt", ".jsonl"}));
     }
     CHECK(says(error_of([&] { Input::open(file_in(folder, "a.parquet"), {}); }), {"scripts/fineweb.py"}));
     CHECK(says(error_of([&] { Input::open(folder.path().string(), {}); }), {"is a folder"}));
-    DocumentRules rules;
     CHECK_FALSE(Input::open("-", rules).json_lines());
     rules.json_standard_input = true;
     CHECK(Input::open("-", rules).json_lines());
 }
 
-TEST_CASE("documents: a file that is cut short while it is read is an error") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TextFile, "documents: a file that is cut short while it is read is an error") {
     write_text(file_in(folder, "a.txt"), some_text(100000));
     const Input input = Input::open(file_in(folder, "a.txt"), {});
     std::filesystem::resize_file(file_in(folder, "a.txt"), 1000);
-    CHECK(says(error_of([&] { documents_of(input); }), {"a.txt", "cut short", "1000"}));
+    CHECK(says(error_of([&] { documents_of(input, rules); }), {"a.txt", "cut short", "1000"}));
 }
 
-TEST_CASE("documents: text in other encodings is that in UTF-8, compressed or not") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TextFile, "documents: text in other encodings is that in UTF-8, compressed or not") {
     std::string utf8, utf16 = "\xFF\xFE", latin1;
     for (size_t i = 0; i < 400000; i++) {   // several buffers, cut within characters
         const char16_t characters[] = {u'a', u'\xE9', u'\x20AC'};
@@ -229,26 +210,19 @@ TEST_CASE("documents: text in other encodings is that in UTF-8, compressed or no
         utf8 += c == u'\xE9' ? "\xC3\xA9" : c == u'\x20AC' ? "\xE2\x82\xAC" : std::string(1, char(c));
         utf16 += {char(c & 255), char(c >> 8)};
     }
-    DocumentRules rules;
     rules.encoding = "UTF-16";
-    write_text(file_in(folder, "a.txt"), utf16);
-    write_text(file_in(folder, "b.txt.gz"), compressed(utf16, ".gz"));
-    CHECK((documents_of(file_in(folder, "a.txt"), rules) == std::vector<std::string>{utf8}));
-    CHECK((documents_of(file_in(folder, "b.txt.gz"), rules) == std::vector<std::string>{utf8}));
+    CHECK((documents(utf16) == Texts{utf8}));
+    CHECK((documents(compressed(utf16, ".gz"), "b.txt.gz") == Texts{utf8}));
     rules.encoding = "latin1";
-    write_text(file_in(folder, "c.txt"), "d\xE9j\xE0 vu");
-    CHECK(documents_of(file_in(folder, "c.txt"), rules) == std::vector<std::string>{"d\xC3\xA9j\xC3\xA0 vu"});
-    write_text(file_in(folder, "d.jsonl"), "\xEF\xBB\xBF{\"text\": \"x\"}\n");
-    CHECK(documents_of(file_in(folder, "d.jsonl")) == std::vector<std::string>{"{\"text\": \"x\"}"});
+    CHECK(documents("d\xE9j\xE0 vu") == Texts{"d\xC3\xA9j\xC3\xA0 vu"});
+    rules.encoding = "UTF-8";
+    CHECK(documents("\xEF\xBB\xBF{\"text\": \"x\"}\n", "d.jsonl") == Texts{"{\"text\": \"x\"}"});
 }
 
-TEST_CASE("documents: an encoding that is not the text's is named with the way out") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(TextFile, "documents: an encoding that is not the text's is named with the way out") {
     const auto error = [&](const std::string& text, const std::string& encoding) {
-        write_text(file_in(folder, "a.txt"), text);
-        DocumentRules rules;
         rules.encoding = encoding;
-        return error_of([&] { documents_of(file_in(folder, "a.txt"), rules); });
+        return error_of([&] { documents(text); });
     };
     using namespace std::string_literals;
     CHECK(says(error("\xFF\xFEh\0"s, "UTF-8"), {"a.txt", "byte-order mark of UTF-16", "--encoding UTF-16"}));
