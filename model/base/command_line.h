@@ -3,7 +3,6 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <charconv>
-#include <iostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -20,14 +19,6 @@
             for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
     const std::string hint = nearest(unknown, names);
     fail(Exit::usage, "unknown option ", unknown, where, hint.empty() ? "; --help lists the options" : "; did you mean " + hint + "?");
-}
-
-/// The first unrecognised argument that looks like an option, without its "=value"; "" if there is none. Reported before the
-/// parser's own error, because a mistyped option often shows up as a missing one.
-inline std::string unknown_option(const CLI::App& app) {
-    for (const std::string& argument : app.remaining(true))
-        if (argument.size() > 1 && argument[0] == '-') return argument.substr(0, argument.find('='));
-    return "";
 }
 
 /// Parses the command line, and the configuration file if `app` has one. False after printing --help or --version: the program then
@@ -48,8 +39,8 @@ inline bool parse_options(CLI::App& app, int argc, const char* const* argv) {
         if (at == std::string::npos) fail(Exit::usage, sentence);
         fail_unknown(app, "--" + sentence.substr(at + before_key.size()), " in the configuration file");
     } catch (const CLI::ParseError& error) {
-        const std::string unknown = unknown_option(app);
-        if (!unknown.empty()) fail_unknown(app, unknown, "");
+        for (const std::string& argument : app.remaining(true))   // a mistyped option often shows up as a missing one
+            if (argument.size() > 1 && argument[0] == '-') fail_unknown(app, argument.substr(0, argument.find('=')), "");
         fail(Exit::usage, error.what(), "; --help lists the options");
     }
 }

@@ -1,6 +1,7 @@
 #include "model/base/options.h"
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <new>
@@ -55,7 +56,7 @@ int run_program(const std::string& program, const std::function<void()>& body) {
         if (!sentence.empty()) std::cerr << program << ": error: " << sentence << std::endl;
     };
     reserve_standard_streams();
-    ignore_sigxfsz();
+    std::signal(SIGXFSZ, SIG_IGN);   // a write past the limit on file size (ulimit -f) fails with EFBIG, as on a full disk with ENOSPC
     try {
         body();
         return static_cast<int>(Exit::done);

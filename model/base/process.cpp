@@ -50,7 +50,6 @@ static void on_tick(int) {
 }
 
 void ignore_sigpipe() { std::signal(SIGPIPE, SIG_IGN); }
-void ignore_sigxfsz() { std::signal(SIGXFSZ, SIG_IGN); }
 
 void reserve_standard_streams() {
     for (int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})   // in this order: open() takes the lowest that is free

@@ -5,10 +5,6 @@
 /// Ignores SIGPIPE from now on, so that the run survives a closed standard output (`| head`).
 void ignore_sigpipe();
 
-/// Ignores SIGXFSZ from now on, so that a write past the limit on file size (ulimit -f) fails with EFBIG, as a write to a full disk fails
-/// with ENOSPC.
-void ignore_sigxfsz();
-
 /// Call before files are opened. Keeps the descriptor of a closed standard stream (`>&-`) from being reused for a file; using the stream
 /// is still an error.
 void reserve_standard_streams();
