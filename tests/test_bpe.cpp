@@ -1,5 +1,6 @@
 // The parts of a byte-level BPE tokenizer by themselves: merging and its cache, NFC.
 #include <algorithm>
+#include <random>
 
 #include "data/tokenizers/bpe.h"
 #include "tests/catch.h"
@@ -33,11 +34,8 @@ std::array<uint32_t, byte_values> identity() {
 }  // namespace
 
 TEST_CASE("merging: short and long pieces, against the definition", "[tokenizer]") {
-    uint64_t state = 1;
-    const auto random = [&](uint64_t below) {
-        state = state * 6364136223846793005 + 1442695040888963407;
-        return (state >> 33) % below;
-    };
+    std::mt19937 generator(1);
+    const auto random = [&](uint32_t below) { return generator() % below; };
     for (int round = 0; round < 40; ++round) {
         std::vector<Merge> merges;
         for (uint32_t n = 0; n < 30; ++n) {
@@ -80,15 +78,14 @@ TEST_CASE("merging: a megabyte without a place to cut", "[tokenizer]") {
 
 TEST_CASE("merging: more pieces than the cache holds, of few ids and of too many for it", "[tokenizer]") {
     const auto tokenizer = made(small_tokenizer());
-    uint64_t state = 1;
+    std::mt19937 generator(1);
+    const auto letter = [&] { return static_cast<char>('d' + generator() % 20); };
     for (int n = 0; n < 200000; ++n) {
         std::string piece;
         Ids expected;
         for (int part = 0; part < 4; ++part) {   // "abc" is one id, other letters one each
-            state = state * 6364136223846793005 + 1442695040888963407;
-            const auto letter = [&](int shift) { return static_cast<char>('d' + (state >> shift) % 20); };
-            const std::string letters = {'x', letter(40), letter(50)};
-            const bool merges = (state >> 33) % 2;
+            const std::string letters = {'x', letter(), letter()};
+            const bool merges = generator() % 2;
             piece += merges ? "abc" : letters;
             if (merges) expected.push_back(258);
             else expected.insert(expected.end(), letters.begin(), letters.end());

@@ -12,9 +12,13 @@ namespace {
 
 const size_t large = smallest_remembered_shard / 2;   // tokens of 16 bits
 
-struct CacheFolder {
-    explicit CacheFolder(const std::string& path) { setenv("XDG_CACHE_HOME", path.c_str(), 1); }
-    ~CacheFolder() { unsetenv("XDG_CACHE_HOME"); }
+// A folder for shards, and the place of the records of their checks.
+struct CheckCache {
+    const TemporaryFolder folder;
+    const std::filesystem::path records = folder / "cache/train_gpt/shards";
+
+    CheckCache() { setenv("XDG_CACHE_HOME", file_in(folder, "cache").c_str(), 1); }
+    ~CheckCache() { unsetenv("XDG_CACHE_HOME"); }
 };
 
 // Writes a token into the middle of the file, and gives the file back the times that it had, as far as a program can.
@@ -55,16 +59,14 @@ bool passes(const std::string& path, int vocabulary) {
 
 }   // namespace
 
-TEST_CASE("a large shard is checked once, and again when it has changed") {
-    const TemporaryFolder folder;
-    const CacheFolder cache(file_in(folder, "cache"));
+TEST_CASE_METHOD(CheckCache, "a large shard is checked once, and again when it has changed") {
     const std::string path = write_shard(file_in(folder, "x_train_000001.bin"), std::vector<uint32_t>(large, 99), 500);
     CHECK_FALSE(passes(path, 99));
-    CHECK(names_in(folder / "cache/train_gpt/shards").empty());   // what failed is not remembered
+    CHECK(names_in(records).empty());   // what failed is not remembered
     CHECK(passes(path, 100));
-    CHECK(names_in(folder / "cache/train_gpt/shards").size() == 1);
+    CHECK(names_in(records).size() == 1);
 
-    falsify_record(folder / "cache/train_gpt/shards", 50, true);   // what the next check believes, it did not read
+    falsify_record(records, 50, true);   // what the next check believes, it did not read
     CHECK(passes(path, 60));
     CHECK_FALSE(passes(path, 50));
     change_secretly(path, 300);
@@ -77,13 +79,11 @@ TEST_CASE("a large shard is checked once, and again when it has changed") {
     CHECK_FALSE(passes(path, 301));
 }
 
-TEST_CASE("a shard whose tokens are not those of its manifest is refused, large or small") {
-    const TemporaryFolder folder;
-    const CacheFolder cache(file_in(folder, "cache"));
+TEST_CASE_METHOD(CheckCache, "a shard whose tokens are not those of its manifest is refused, large or small") {
     const std::string path = write_listed(folder, std::vector<uint32_t>(large, 99));
     const auto error = [&](bool again) { return error_of([&] { TokenStream(path, 70000, again); }); };   // no token is out of range
     CHECK(error(false).code == Exit::done);
-    const std::string record = (folder / "cache/train_gpt/shards" / names_in(folder / "cache/train_gpt/shards").front()).string();
+    const std::string record = (records / names_in(records).front()).string();
     const std::string passed = read_small_file(record);
     CHECK(passed.ends_with("\n99 " + file_hash(path) + "\n"));
 
@@ -132,23 +132,20 @@ TEST_CASE("a named pipe in place of a manifest or a tokenizer is refused at once
     CHECK(says(error_of([&] { open_tokenizer(file_in(folder, "y_tokenizer.json")); }), {"tokenizer_config.json", "regular file"}));
 }
 
-TEST_CASE("what has passed is read again where that is wanted") {
-    const TemporaryFolder folder;
-    const CacheFolder cache(file_in(folder, "cache"));
+TEST_CASE_METHOD(CheckCache, "what has passed is read again where that is wanted") {
     const std::string path = write_listed(folder, std::vector<uint32_t>(large, 99)), hash = file_hash(path);
     CHECK_NOTHROW(Shard(path).check_content(512, hash));
-    falsify_record(folder / "cache/train_gpt/shards", 600, true);
+    falsify_record(records, 600, true);
     CHECK_NOTHROW(Shard(path).check_content(512, hash, true));
-    falsify_record(folder / "cache/train_gpt/shards", 50, true);
+    falsify_record(records, 50, true);
     CHECK(error_of([&] { Shard(path).check_content(60, hash, true); }).code == Exit::data);
     CHECK(Shard(path).check_content(60, hash) == hash);
-    falsify_record(folder / "cache/train_gpt/shards", 50, false);   // a record of before, which has no hash to give
+    falsify_record(records, 50, false);   // a record of before, which has no hash to give
     CHECK(error_of([&] { Shard(path).check_content(60); }).code == Exit::data);
 }
 
-TEST_CASE("shards without a manifest that differ between their ends have other fingerprints, whatever was checked before") {
-    const TemporaryFolder folder;
-    const CacheFolder cache(file_in(folder, "cache"));
+TEST_CASE_METHOD(CheckCache,
+                 "shards without a manifest that differ between their ends have other fingerprints, whatever was checked before") {
     for (const int vocabulary : {512, 70000})   // of which 16 bits hold every token
         for (const size_t count : {size_t(100000), large}) {
             const std::string path = write_shard(file_in(folder, "a.bin"), std::vector<uint32_t>(count, 99), 500);
@@ -164,16 +161,12 @@ TEST_CASE("shards without a manifest that differ between their ends have other f
         }
 }
 
-TEST_CASE("small shards leave no trace, and without a place for records large ones are checked every time") {
-    const TemporaryFolder folder;
+TEST_CASE_METHOD(CheckCache, "small shards leave no trace, and without a place for records large ones are checked every time") {
     const std::string small = write_shard(file_in(folder, "small.bin"), ramp(100), 500);
     const std::string path = write_shard(file_in(folder, "large.bin"), std::vector<uint32_t>(large, 99), 500);
-    {
-        const CacheFolder cache(file_in(folder, "cache"));
-        CHECK(passes(small, 100));
-        CHECK(names_in(folder / "cache").empty());
-    }
-    const CacheFolder nowhere("/proc/nothing");
+    CHECK(passes(small, 100));
+    CHECK(names_in(folder / "cache").empty());
+    setenv("XDG_CACHE_HOME", "/proc/nothing", 1);
     CHECK(passes(path, 100));
     change_secretly(path, 300);
     CHECK_FALSE(passes(path, 100));
