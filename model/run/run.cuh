@@ -309,7 +309,8 @@ void write_checkpoint(AnyRun auto& run, const std::vector<uint64_t>& sums, const
         run.progress.print("checkpoint " + path.string());
     } catch (const Error& error) {
         if (last || error.code == Exit::rank) throw;
-        run.progress.print(text("saving step %lld failed, earlier checkpoints are unchanged", static_cast<long long>(run.state.step)));
+        run.progress.print(text("saving step %lld was not completed, earlier checkpoints are unchanged",
+                                static_cast<long long>(run.state.step)));
         std::cerr << "warning: " << error.what() << std::endl;
     }
 }
