@@ -5,7 +5,6 @@
 #include "data/manifest.h"
 #include "data/stream.h"
 #include "data/tokenizers/tokenizer.h"
-#include "tests/catch.h"
 #include "tests/shards.h"
 
 namespace {

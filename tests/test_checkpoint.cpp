@@ -2,13 +2,10 @@
 #include <cstring>
 #include <limits>
 
-#include <nlohmann/json.hpp>
-
 #include "model/base/hash.h"
 #include "model/base/json.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/tiny_run.h"
-#include "tests/temporary_folder.h"
 #include "tests/tokenizer_files.h"
 
 namespace {

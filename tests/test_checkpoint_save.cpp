@@ -7,7 +7,6 @@
 #include "tests/file_size_limit.h"
 #include "model/run/report.h"
 #include "tests/tiny_run.h"
-#include "tests/temporary_folder.h"
 
 TEST_CASE_METHOD(RunFolder, "what transformers does not compute carries the files that do", "[checkpoint]") {
     const auto python_files = [&](const std::string& variant, int64_t step) {

@@ -4,11 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/shard.h"
 #include "data/stream.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/base/disk.h"
-#include "tests/catch.h"
 #include "tests/file_size_limit.h"
 #include "tests/shards.h"
 

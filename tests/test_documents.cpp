@@ -4,7 +4,6 @@
 
 #include "data/documents/documents.h"
 #include "model/base/json.h"
-#include "tests/catch.h"
 #include "tests/shards.h"
 
 namespace {

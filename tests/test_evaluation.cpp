@@ -3,7 +3,6 @@
 
 #include "data/evaluation.h"
 #include "model/run/shared_contexts.cuh"
-#include "tests/catch.h"
 #include "tests/shards.h"
 
 namespace {

@@ -5,7 +5,6 @@
 
 #include "data/loader.h"
 #include "data/permutation.h"
-#include "tests/catch.h"
 #include "tests/shards.h"
 
 namespace {

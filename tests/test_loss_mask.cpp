@@ -1,8 +1,6 @@
 // Loss masks: in shards, in the rows of the loader, in the gradient of a model.
-
 #include "data/loader.h"
 #include "model/base/disk.h"
-#include "tests/catch.h"
 #include "tests/shards.h"
 #include "tests/whole_model.h"
 

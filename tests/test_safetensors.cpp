@@ -1,6 +1,4 @@
 // The safetensors reader and writer, the list of tensors, and their initialisation.
-#include "catch.h"
-
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,5 @@
 // ./tokenize as a library: documents, splits, shards, and that a run which fails leaves nothing behind; and the option parser.
 #include "model/base/command_line.h"
-#include "tests/catch.h"
 #include "tests/tokenizing.h"
 
 namespace {

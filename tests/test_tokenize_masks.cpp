@@ -1,5 +1,4 @@
 // ./tokenize --mask-prompts as a library: prompts and completions become shards with a loss mask.
-#include "tests/catch.h"
 #include "tests/tokenizing.h"
 
 namespace {

@@ -2,9 +2,8 @@
 #include <fstream>
 #include <random>
 
-#include "data/manifest.h"
 #include "data/documents/split.h"
-#include "tests/catch.h"
+#include "data/manifest.h"
 #include "tests/tokenizing.h"
 
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
