@@ -87,7 +87,7 @@ std::string Mixture::fingerprint() const {
     std::string all;
     for (const Source& s : sources_) all += s.stream.fingerprint() + "\n";
     for (const uint64_t split : splits_) all += hexadecimal(split) + "\n";
-    return hexadecimal(xxh3(all.data(), all.size()));
+    return hexadecimal(xxh3(all));
 }
 
 Mixture::Place Mixture::place(uint64_t row) const {

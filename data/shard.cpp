@@ -111,7 +111,7 @@ public:
                  << status.st_mtim.tv_nsec << ' ' << status.st_ctim.tv_sec << '.' << status.st_ctim.tv_nsec << ' '
                  << hexadecimal(both_ends);
         identity_ = identity.str();
-        file_ = folder + "/" + hexadecimal(xxh3(absolute.data(), absolute.size()));
+        file_ = folder + "/" + hexadecimal(xxh3(absolute));
     }
 
     // The file's hash, if an earlier check of this exact file took it and found all tokens below `vocabulary`; else "".

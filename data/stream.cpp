@@ -67,7 +67,7 @@ TokenStream::TokenStream(const std::string& glob, int vocabulary, bool check_aga
         start += shard.size();
     }
     starts_.push_back(start);
-    fingerprint_ = hexadecimal(xxh3(hashes.data(), hashes.size()));
+    fingerprint_ = hexadecimal(xxh3(hashes));
 }
 
 template <class Visit>

@@ -29,8 +29,7 @@ template <class Change>
 void change_manifest(const fs::path& path, Change change) {
     nlohmann::json manifest = parse_json(contents(path / "manifest.json"));
     change(manifest["files"]);
-    const std::string files = written(manifest["files"]);
-    manifest["files_xxh3"] = hexadecimal(xxh3(files.data(), files.size()));
+    manifest["files_xxh3"] = hexadecimal(xxh3(written(manifest["files"])));
     write_text(path / "manifest.json", written(manifest, 1) + "\n");
 }
 

@@ -41,10 +41,9 @@ std::string shard_name(const TokenizeOptions& options, const std::string& first_
 // What a stopped run must have been started with to be resumed, a line each.
 std::string description(const TokenizeOptions& options, const Tokenizer& tokenizer, const std::vector<Input>& inputs) {
     const DocumentRules& rules = options.rules;
-    const std::string files = tokenizer.json() + tokenizer.config_json();
     std::ostringstream text;
     text.precision(std::numeric_limits<double>::max_digits10);
-    text << "--tokenizer " << tokenizer.name() << ", hash " << hexadecimal(xxh3(files.data(), files.size())) << '\n'
+    text << "--tokenizer " << tokenizer.name() << ", hash " << hexadecimal(xxh3(tokenizer.json() + tokenizer.config_json())) << '\n'
          << "--shard-tokens " << options.shard_tokens << '\n'
          << "--val-fraction " << options.val_fraction << '\n'
          << "--val-tokens " << options.val_tokens << '\n'

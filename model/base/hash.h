@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 uint64_t xxh3(const void* data, size_t bytes, uint64_t seed = 0);
 inline uint64_t xxh3(std::span<const std::byte> bytes) { return xxh3(bytes.data(), bytes.size()); }
+inline uint64_t xxh3(std::string_view text) { return xxh3(text.data(), text.size()); }
 
 /// The same hash over bytes added in pieces.
 class Hasher {

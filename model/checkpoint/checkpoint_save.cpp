@@ -34,8 +34,6 @@ struct ManifestFile {
 
 using FileManifest = std::map<std::string, ManifestFile>;   // by file name within the folder
 
-std::string hash_of_text(const std::string& text) { return hexadecimal(xxh3(text.data(), text.size())); }
-
 uint64_t hash_field(const json& value, const std::string& where) {
     const std::string digits = value.is_string() ? value.get<std::string>() : "";
     uint64_t hash = 0;
@@ -55,7 +53,7 @@ std::string file_manifest_to_json(const FileManifest& manifest) {
     }
     json object;
     object["format"] = 1;
-    object["files_xxh3"] = hash_of_text(written(files));
+    object["files_xxh3"] = hexadecimal(xxh3(written(files)));
     object["files"] = std::move(files);
     return written(object, 1) + "\n";
 }
