@@ -40,7 +40,8 @@ struct ForeignWeights : RunFolder {
     const TensorToWrite norm = {"model.norm.weight", {4}, x.data()}, query = {"model.layers.0.self_attn.q_proj.weight", {3, 5}, x.data()},
                         embedding = {"model.embed_tokens.weight", {16, 4}, x.data()};
 
-    LoadReport load() { return load_weights(folder.path(), run.list, 5, weights.data()); }
+    /// The tensors that were initialised.
+    std::vector<std::string> load() { return load_weights(folder.path(), run.list, 5, weights.data()); }
     std::string refusal() { return sentence_of([&] { load(); }); }
     void write(const std::string& name, const std::vector<TensorToWrite>& tensors) {
         fs::remove(folder / name);
@@ -95,7 +96,7 @@ TEST_CASE_METHOD(RunFolder, "a checkpoint comes back to the bit", "[checkpoint]"
     CHECK(config_to_json(load_config(path)) == config_to_json(run.config));
 
     std::vector<float> weights(run.list.size(), -1), exp_avg = weights, exp_avg_sq = weights;
-    CHECK(load_weights(path, run.list, 9, weights.data()).initialised.empty());
+    CHECK(load_weights(path, run.list, 9, weights.data()).empty());
     const TrainerState state = load_state(path, run.list, exp_avg.data(), exp_avg_sq.data());
     CHECK(weights == run.weights);
     CHECK(exp_avg == run.exp_avg);
@@ -260,11 +261,11 @@ TEST_CASE_METHOD(RunFolder, "generation_config.json comes back byte for byte, an
 
 TEST_CASE_METHOD(ForeignWeights, "a tied model's head is the embedding, alone or as a copy of it", "[checkpoint]") {
     write("model.safetensors", {norm, query, {"lm_head.weight", {16, 4}, x.data()}});   // a tied head stored alone is the embedding
-    CHECK(load().initialised.empty());
+    CHECK(load().empty());
     CHECK((weights[0] == 0.5f && weights[run.list.find("model.norm.weight")->slot.offset] == 0.5f));
     std::vector<float> y = x;
     write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {16, 4}, y.data()}});   // or a copy of it
-    CHECK(load().initialised.empty());
+    CHECK(load().empty());
     y[63] = std::nextafter(0.5f, 1.0f);
     write("model.safetensors", {norm, query, embedding, {"lm_head.weight", {16, 4}, y.data()}});
     for (const char* part : {"\"lm_head.weight\"", "\"model.embed_tokens.weight\"", "tie_word_embeddings"})
@@ -276,14 +277,14 @@ TEST_CASE_METHOD(ForeignWeights, "a tied model's head is the embedding, alone or
 TEST_CASE_METHOD(ForeignWeights, "weights of other programs: parts, other names, other shapes, missing tensors", "[checkpoint]") {
     std::vector<float> fresh = weights;
     initialise(run.list, 5, fresh.data());
-    CHECK(load().initialised.size() == 3);   // no weights at all: training from scratch
+    CHECK(load().size() == 3);   // no weights at all: training from scratch
     CHECK(weights == fresh);
     write("model.safetensors", {norm, query});
     CHECK(contains(refusal(), "its weights lack the tensor \"model.embed_tokens.weight\""));
     run.list.add_mechanism([&] { run.list.add("model.layers.0.self_attn.new.scale", {2}, ones(), Decay::no); });
     weights.resize(run.list.size());
     write("model.safetensors", {norm, query, embedding});
-    CHECK(load().initialised == std::vector<std::string>{"model.layers.0.self_attn.new.scale"});   // a mechanism's own may be new
+    CHECK(load() == std::vector<std::string>{"model.layers.0.self_attn.new.scale"});   // a mechanism's own may be new
 
     write("model.safetensors", {{"model.extra.weight", {4}, x.data()}});
     CHECK(contains(refusal(), "no tensor \"model.extra.weight\""));
@@ -315,7 +316,7 @@ TEST_CASE_METHOD(ForeignWeights, "weights of other programs: parts, other names,
     refused(in_both, "in another part too");
 
     for (const char* name : {"model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"}) fs::remove(folder / name);
-    CHECK(load().initialised.size() == 4);
+    CHECK(load().size() == 4);
 }
 
 TEST_CASE_METHOD(ForeignWeights,
@@ -326,7 +327,7 @@ TEST_CASE_METHOD(ForeignWeights,
                              "vocab.json", "vocab.bpe", "merges.txt", "chat_template.jinja", "README.md", "LICENSE",
                              "modeling_x.py", ".gitattributes", "a.png"})
         write_text(folder / name, "x");
-    CHECK(load().initialised.size() == 3);
+    CHECK(load().size() == 3);
     for (const char* name : {"tf_model.h5", "flax_model.msgpack", "model.ckpt", "model.onnx", "model.bin", "pytorch_model.bin",
                              "model.safetensors.part", "model.safetensors.incomplete", "model.SAFETENSORS",
                              "model.safetensors.aria2", "optimizer.safetensors", "optimizer.state", "optimizer.pt", "pytorch_model.bin.index.json",

@@ -191,7 +191,7 @@ Config load_config(const fs::path& folder) {
     return config;
 }
 
-LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t seed, float* weights, StoredBf16* matrices) {
+std::vector<std::string> load_weights(const fs::path& folder, const TensorList& list, uint64_t seed, float* weights, StoredBf16* matrices) {
     const std::deque<SafetensorsFile> files = open_weights(folder);
     for (const SafetensorsFile& file : files) verify_file(folder, fs::path(file.where()).filename());
     Stock stock = take_stock(files);
@@ -206,7 +206,7 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
         else load_tensor(*stored, *tensor, file->where(), weights);
         file->release(*stored);
     }
-    LoadReport report;
+    std::vector<std::string> initialised;
     for (const Tensor& tensor : list) {
         if (stock.count(tensor.name)) continue;
         if (!files.empty() && !tensor.of_mechanism)
@@ -214,9 +214,9 @@ LoadReport load_weights(const fs::path& folder, const TensorList& list, uint64_t
                  "again with it, or give a folder with config.json alone to start from scratch");
         if (tensor.stored == Stored::as_bf16) initialise(tensor, seed, matrices);
         else initialise(tensor, seed, weights);
-        report.initialised.push_back(tensor.name);
+        initialised.push_back(tensor.name);
     }
-    return report;
+    return initialised;
 }
 
 static TrainerState load_trainer_state(const fs::path& folder) {

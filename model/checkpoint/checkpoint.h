@@ -104,16 +104,12 @@ Config load_config(const std::filesystem::path& folder);
 /// Whether the folder has more than a config.json: weights, in one file or in parts.
 bool has_weights(const std::filesystem::path& folder);
 
-struct LoadReport {
-    std::vector<std::string> initialised;   // tensors that the folder lacks
-};
-
 /// Fills `weights` (list.size()), and `matrices` (list.bf16_size()) with what is stored as bf16, from model.safetensors, or from the
 /// parts named by model.safetensors.index.json, in F32, BF16, F16 or F64. Missing tensors of a mechanism are initialised from `seed`; in a
 /// folder with only config.json all are. Refuses missing and unknown base tensors, other shapes, NaN and infinity, also those that
-/// rounding makes, and a tied model's head that is stored with other numbers.
-LoadReport load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights,
-                        StoredBf16* matrices = nullptr);
+/// rounding makes, and a tied model's head that is stored with other numbers. Returns the names of the tensors that were initialised.
+std::vector<std::string> load_weights(const std::filesystem::path& folder, const TensorList& list, uint64_t seed, float* weights,
+                                      StoredBf16* matrices = nullptr);
 
 /// The file of the moments in a checkpoint's folder: optimizer.state, or as before 2026-11-27 optimizer.safetensors.
 std::filesystem::path moments_file(const std::filesystem::path& folder);

@@ -15,10 +15,9 @@ void load_for_inference(Device device, GPT<Device, X>& gpt, const std::string& f
     constexpr bool in_place = std::is_same_v<Device, CPU> && std::is_same_v<X, float>;
     std::vector<float> whole(in_place ? 0 : gpt.net.tensors.size());
     float* const loaded = in_place ? reinterpret_cast<float*>(gpt.weights) : whole.data();
-    const LoadReport report = load_weights(folder, gpt.net.tensors, 1, loaded, gpt.bf16_matrices);
-    if (!report.initialised.empty())
-        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.size(), " tensors of ", gpt.net.variant.name, ", the first is ",
-             report.initialised.front());
+    const std::vector<std::string> absent = load_weights(folder, gpt.net.tensors, 1, loaded, gpt.bf16_matrices);
+    if (!absent.empty())
+        fail(Exit::checkpoint, folder, ": lacks ", absent.size(), " tensors of ", gpt.net.variant.name, ", the first is ", absent.front());
     if constexpr (!in_place) {
         std::vector<X> rounded(whole.size());
         std::transform(whole.begin(), whole.end(), rounded.begin(), [](float w) { return narrowed<X>(w); });

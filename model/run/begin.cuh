@@ -93,17 +93,17 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
     if (origin.resume_from && !prints)   // rank 0 has verified its files already; ranks may have their own folders
         for (const std::filesystem::path& name : {moments_file(folder).filename(), std::filesystem::path("trainer_state.json")})
             verify_file(folder, name);
-    const LoadReport report = load_weights(folder, list, o.seed, whole.data());
-    const std::set<std::string> fresh(report.initialised.begin(), report.initialised.end());
+    const std::vector<std::string> initialised = load_weights(folder, list, o.seed, whole.data());
+    const std::set<std::string> fresh(initialised.begin(), initialised.end());
     start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
     take_weights();
-    if (prints && !report.initialised.empty())
-        std::cout << folder << " lacks " << report.initialised.size()
-                  << " tensors, initialised from the seed: " << report.initialised.front()
-                  << (report.initialised.size() > 1 ? ", ...\n" : "\n");
+    if (prints && !initialised.empty())
+        std::cout << folder << " lacks " << initialised.size()
+                  << " tensors, initialised from the seed: " << initialised.front()
+                  << (initialised.size() > 1 ? ", ...\n" : "\n");
     if (!origin.resume_from) return state;
-    if (!report.initialised.empty())
-        fail(Exit::checkpoint, folder, ": lacks ", report.initialised.front(),
+    if (!initialised.empty())
+        fail(Exit::checkpoint, folder, ": lacks ", initialised.front(),
              "; the run cannot be resumed from it; start from it with --model");
     state = load_state(folder, list, whole.data(), nullptr);
     take(gpt.m, owned);

@@ -122,7 +122,7 @@ void check_fixture(const Variant& variant, const std::filesystem::path& folder) 
     BatchFeed<CPU> feed(f.B, f.T, gpt.net.config.V);
     feed.allocate(CPU{});
     const TensorList& list = gpt.net.tensors;
-    CHECK(load_weights(folder, list, 1, gpt.weights).initialised.empty());
+    CHECK(load_weights(folder, list, 1, gpt.weights).empty());
     if (gpt.keeps_master()) std::copy_n(gpt.weights, list.size(), gpt.master);   // otherwise they are the same memory
     gpt_weights_loaded(CPU{}, gpt);
 
