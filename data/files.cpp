@@ -8,11 +8,7 @@
 
 #include "model/base/hash.h"
 
-namespace {
-
-constexpr size_t buffer_bytes = size_t{1} << 20;
-
-}  // namespace
+static constexpr size_t buffer_bytes = size_t{1} << 20;
 
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
     ::unlink(temporary_.c_str());   // of a stopped run, or a link; O_EXCL fails if it is still there
@@ -59,7 +55,7 @@ void OutputFile::publish() {
     temporary_.clear();
 }
 
-void OutputFile::discard() {
+OutputFile::~OutputFile() {
     if (temporary_.empty()) return;
     file_.close();
     ::unlink(temporary_.c_str());

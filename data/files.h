@@ -14,7 +14,7 @@
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path);
-    ~OutputFile() { discard(); }
+    ~OutputFile();
     OutputFile(const OutputFile&) = delete;
     OutputFile& operator=(const OutputFile&) = delete;
 
@@ -26,7 +26,6 @@ public:
 
 private:
     void flush();
-    void discard();
     [[noreturn]] void fail_to_write() const;
 
     std::string path_;

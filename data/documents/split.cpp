@@ -9,15 +9,11 @@
 #include "model/base/hash.h"
 #include "model/base/text.h"
 
-namespace {
-
 // floor(n * (1 - val_fraction)), at least 1; the small term compensates rounding, as in 98.99999 for 99.
-uint64_t train_part(uint64_t n, double val_fraction) {
+static uint64_t train_part(uint64_t n, double val_fraction) {
     const double part = std::floor(static_cast<double>(n) * (1.0 - val_fraction) + 1e-6);
     return std::clamp<uint64_t>(static_cast<uint64_t>(part), 1, std::max<uint64_t>(n, 1));
 }
-
-}  // namespace
 
 Split choose_split(const std::vector<Input>& inputs, const DocumentRules& rules, double val_fraction,
                    const std::function<void(uint64_t)>& on_document) {

@@ -11,10 +11,8 @@
 #include "model/base/error.h"
 #include "model/base/process.h"
 
-namespace {
-
 // Levenshtein distance: insertions, deletions and replacements that turn a into b.
-size_t edit_distance(const std::string& a, const std::string& b) {
+static size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);
     std::iota(row.begin(), row.end(), size_t{0});
     for (size_t i = 1; i <= a.size(); ++i) {
@@ -28,8 +26,6 @@ size_t edit_distance(const std::string& a, const std::string& b) {
     }
     return row.back();
 }
-
-}  // namespace
 
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
     size_t fewest = std::max<size_t>(2, word.size() / 3) + 1;
