@@ -27,62 +27,57 @@ void centroid_cosines(Device device, Wide<X>* cosines, const LayerInputs<X>& in,
     each_element(device, size_t(s.B) * s.routed() * s.T, 1, CentroidCosines<X>{cosines, {in.q_pre, in.qk_row}, centroids, s});
 }
 
+/// Teams are (b, routed head, cluster).
+template <class X>
+struct TakeGreatest {
+    using Number = X;
+    ClusterRows rows;
+    const X* cosines;
+    ClusterShape s;
+
+    void operator()(const ThreadTeam<X>&, unsigned n) const {
+        const int c = int(n) % s.clusters, h = s.local + int(n) / s.clusters % s.routed(), b = int(n) / s.clusters / s.routed();
+        const X* mine = cosines + s.cosines(b, h, c);
+        std::vector<int> order(s.T);
+        std::iota(order.begin(), order.end(), 0);
+        std::nth_element(order.begin(), order.begin() + s.size - 1, order.end(),
+                         [&](int t, int u) { return mine[t] > mine[u] || (mine[t] == mine[u] && t < u); });
+        std::sort(order.begin(), order.begin() + s.size);
+        const int first = c * s.size;
+        for (int place = 0; place < s.size; place++) rows.put(s, b, h, first + place, order[place], c, first);
+        rows.ends[s.ends_of(b, h) + c] = first + s.size;
+    }
+#ifdef WITH_GPU
+    /// The threshold is the largest key that at least `size` cosines reach, found bit by bit.
+    template <int WARPS>
+    __device__ void operator()(const BlockTeam<WARPS>& team, unsigned n) const {
+        const int c = int(n) % s.clusters, h = s.local + int(n) / s.clusters % s.routed(), b = int(n) / s.clusters / s.routed();
+        const X* mine = cosines + s.cosines(b, h, c);
+        const auto reach = [&](unsigned key) {
+            int count = 0;
+            for (int t = team.first(); t < s.T; t += team.step()) count += choosing::ordered(mine[t]) >= key;
+            return team.sum(count);
+        };
+        unsigned least = 0;
+        for (unsigned bit = 1u << 31; bit; bit >>= 1)
+            if (reach(least | bit) >= s.size) least |= bit;
+        const int of_equals = s.size - reach(least + 1), first = c * s.size;
+        team.sync();   // the counts have been read
+        for (int t0 = 0, equals = 0, taken = 0; t0 < s.T; t0 += team.step()) {
+            const int t = t0 + team.first();
+            const unsigned key = t < s.T ? choosing::ordered(mine[t]) : 0;
+            const int equal = team.place(key == least, equals);
+            const bool take = key > least || (key == least && equal < of_equals);
+            const int place = team.place(take, taken);
+            if (take) rows.put(s, b, h, first + place, t, c, first);
+        }
+        if (team.first() == 0) rows.ends[s.ends_of(b, h) + c] = first + s.size;
+    }
+#endif
+};
 /// Rows c size .. (c + 1) size - 1 of a routed head get the tokens with the largest cosines to centroid c, ties going to earlier
 /// tokens, in ascending order. sort_by_cluster() must run first.
-template <class X>
-void take_greatest(CPU, const ClusterRows& rows, const X* cosines, const ClusterShape& s) {
-#pragma omp parallel for collapse(3)
-    for (int b = 0; b < s.B; b++)
-        for (int h = s.local; h < s.NH; h++)
-            for (int c = 0; c < s.clusters; c++) {
-                const X* mine = cosines + s.cosines(b, h, c);
-                std::vector<int> order(s.T);
-                std::iota(order.begin(), order.end(), 0);
-                std::nth_element(order.begin(), order.begin() + s.size - 1, order.end(),
-                                 [&](int t, int u) { return mine[t] > mine[u] || (mine[t] == mine[u] && t < u); });
-                std::sort(order.begin(), order.begin() + s.size);
-                const int first = c * s.size;
-                for (int place = 0; place < s.size; place++) rows.put(s, b, h, first + place, order[place], c, first);
-                rows.ends[s.ends_of(b, h) + c] = first + s.size;
-            }
+template <class Device, class X>
+void take_greatest(Device device, const ClusterRows& rows, const X* cosines, const ClusterShape& s) {
+    each_team<8>(device, size_t(s.B) * s.routed() * s.clusters, TakeGreatest<X>{rows, cosines, s});
 }
-
-#ifdef WITH_GPU
-
-/// One block per cluster, head and sequence; THREADS tokens at a time. The threshold is the largest key that at least `size`
-/// cosines reach, found bit by bit.
-template <class W>
-__global__ void __launch_bounds__(choosing::THREADS)
-    take_greatest_kernel(const ClusterRows rows, const W* cosines, const ClusterShape s) {
-    auto& shared = dynamic_shared<choosing::Shared>();
-    const int c = blockIdx.x, h = s.local + blockIdx.y, b = blockIdx.z;
-    const W* mine = cosines + s.cosines(b, h, c);
-    const auto reach = [&](unsigned key) {
-        int count = 0;
-        for (int t = threadIdx.x; t < s.T; t += choosing::THREADS) count += choosing::ordered(mine[t]) >= key;
-        return block_sum<choosing::WARPS>(count, shared.counts);
-    };
-    unsigned least = 0;
-    for (unsigned bit = 1u << 31; bit; bit >>= 1)
-        if (reach(least | bit) >= s.size) least |= bit;
-    const int of_equals = s.size - reach(least + 1);
-    const int first = c * s.size;
-    __syncthreads();   // the counts have been read
-    for (int t0 = 0, equals = 0, taken = 0; t0 < s.T; t0 += choosing::THREADS) {
-        const int t = t0 + int(threadIdx.x);
-        const unsigned key = t < s.T ? choosing::ordered(mine[t]) : 0;
-        int equal = equals, place = taken;
-        equal += choosing::place_among(key == least, equals, shared);
-        const bool take = key > least || (key == least && equal < of_equals);
-        place += choosing::place_among(take, taken, shared);
-        if (take) rows.put(s, b, h, first + place, t, c, first);
-    }
-    if (threadIdx.x == 0) rows.ends[s.ends_of(b, h) + c] = first + s.size;
-}
-
-inline void take_greatest(GPU device, const ClusterRows& rows, const float* cosines, const ClusterShape& s) {
-    launch(device, take_greatest_kernel<float>, Grid(s.clusters, s.NH - s.local, s.B), choosing::THREADS,
-           sizeof(choosing::Shared), rows, cosines, s);
-}
-
-#endif

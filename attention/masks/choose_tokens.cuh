@@ -1,7 +1,6 @@
 // The tokens that each head chooses (MoSA), as rows (ListedRows in rows.cuh), and the gradients of the router and its thresholds.
 // u (B, T, E) are the router's logits, E = NH - dense_heads per token; r = sigmoid(u).
 #pragma once
-#include "attention/masks/place_among.cuh"
 #include "attention/scores/each_element.cuh"
 #include "model/batch.h"
 #include "model/device/device.h"
@@ -42,23 +41,39 @@ struct TokenChoice {
     }
 };
 
+/// Teams are (b, h).
+template <class X>
+struct ChooseTokens {
+    using Number = Wide<X>;
+    Wide<X>* gate;
+    int *tokens, *rows;
+    const Wide<X>* u;
+    const X* tau;
+    TokenChoice c;
+
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned bh) const {
+        const int h = int(bh) % c.NH, b = int(bh) / c.NH;
+        const Wide<X> threshold = h < c.dense_heads ? Wide<X>(0) : widened(tau[h - c.dense_heads]);
+        int* const chosen = tokens + c.row(b, h);
+        int count = 0;
+        for (int t0 = 0; t0 < c.T; t0 += team.step()) {
+            const int t = t0 + team.first();
+            const bool take = t < c.T && c.takes(u, threshold, b, h, t);
+            const int row = team.place(take, count);
+            if (t >= c.T) continue;
+            gate[(size_t(b) * c.T + t) * c.NH + h] = take ? c.gate(u, b, h, t) : Wide<X>(0);
+            rows[c.row(b, h) + t] = take ? row : -1;
+            if (take) chosen[row] = t;
+        }
+        for (int row = count + team.first(); row < c.T; row += team.step()) chosen[row] = -1;
+    }
+};
 /// gate (B, T, NH) = r of chosen tokens, 1 in dense heads, 0 elsewhere; tokens (B, NH, T) = the chosen tokens, ascending, then -1;
 /// rows (B, NH, T) = a token's index in that list, or -1. tau (E).
-template <class X>
-void choose_tokens(CPU, X* gate, int* tokens, int* rows, const X* u, const X* tau, const TokenChoice& c) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < c.B; b++)
-        for (int h = 0; h < c.NH; h++) {
-            int count = 0;
-            const X threshold = h < c.dense_heads ? X(0) : tau[h - c.dense_heads];
-            for (int t = 0; t < c.T; t++) {
-                const bool take = c.takes(u, threshold, b, h, t);
-                gate[(size_t(b) * c.T + t) * c.NH + h] = take ? c.gate(u, b, h, t) : X(0);
-                rows[c.row(b, h) + t] = take ? count : -1;
-                if (take) tokens[c.row(b, h) + count++] = t;
-            }
-            std::fill(tokens + c.row(b, h) + count, tokens + c.row(b, h) + c.T, -1);
-        }
+template <class Device, class X>
+void choose_tokens(Device device, Wide<X>* gate, int* tokens, int* rows, const Wide<X>* u, const X* tau, const TokenChoice& c) {
+    each_team<8>(device, size_t(c.B) * c.NH, ChooseTokens<X>{gate, tokens, rows, u, tau, c});
 }
 
 template <class W>
@@ -77,60 +92,26 @@ void router_backward(Device device, W* du, const W* dgate, const W* gate, const 
     each_element(device, size_t(c.B) * c.T, c.routed(), RouterBackward<W>{du, dgate, gate, c.NH, c.dense_heads});
 }
 
-/// dtau (E) += dloss sum over tokens of (share - chosen): gradient descent raises the threshold where too many are chosen.
-template <class X>
-void move_thresholds(CPU, X* dtau, const int* rows, const TokenChoice& c, X dloss) {
-    for (int e = 0; e < c.routed(); e++) {
-        int64_t chosen = 0;
-        for (int b = 0; b < c.B; b++)
-            for (int t = 0; t < c.T; t++) chosen += rows[c.row(b, c.dense_heads + e) + t] >= 0;
-        dtau[e] += dloss * (X(c.share) * X(c.B) * X(c.T) - X(chosen));
-    }
-}
-
-#ifdef WITH_GPU
-
-/// One block per head and sequence; THREADS tokens at a time.
-template <class X>
-__global__ void __launch_bounds__(choosing::THREADS)
-    choose_tokens_kernel(float* gate, int* tokens, int* rows, const float* u, const X* tau, const TokenChoice c) {
-    auto& shared = dynamic_shared<choosing::Shared>();
-    const int h = blockIdx.x, b = blockIdx.y;
-    const float threshold = h < c.dense_heads ? 0.0f : to_float(tau[h - c.dense_heads]);
-    int count = 0;
-    for (int t0 = 0; t0 < c.T; t0 += choosing::THREADS) {
-        const int t = t0 + int(threadIdx.x);
-        const bool take = t < c.T && c.takes(u, threshold, b, h, t);
-        int row = count;
-        row += choosing::place_among(take, count, shared);
-        if (t >= c.T) continue;
-        gate[(size_t(b) * c.T + t) * c.NH + h] = take ? c.gate(u, b, h, t) : 0.0f;
-        rows[c.row(b, h) + t] = take ? row : -1;
-        if (take) tokens[c.row(b, h) + row] = t;
-    }
-    for (int row = count + int(threadIdx.x); row < c.T; row += choosing::THREADS) tokens[c.row(b, h) + row] = -1;
-}
-
-/// One block per routed head.
+/// Teams are routed heads.
 template <class W>
-__global__ void __launch_bounds__(choosing::THREADS)
-    move_thresholds_kernel(W* dtau, const int* rows, const TokenChoice c, W dloss) {
-    auto& shared = dynamic_shared<choosing::Shared>();
-    const int e = blockIdx.x;
-    int chosen = 0;
-    for (int b = 0; b < c.B; b++)
-        for (int t = threadIdx.x; t < c.T; t += choosing::THREADS) chosen += rows[c.row(b, c.dense_heads + e) + t] >= 0;
-    chosen = block_sum<choosing::WARPS>(chosen, shared.counts);
-    if (threadIdx.x == 0) dtau[e] += dloss * (W(c.share) * W(c.B) * W(c.T) - W(chosen));
-}
+struct MoveThresholds {
+    using Number = W;
+    W* dtau;
+    const int* rows;
+    TokenChoice c;
+    W dloss;
 
-template <class X>
-void choose_tokens(GPU device, float* gate, int* tokens, int* rows, const float* u, const X* tau, const TokenChoice& c) {
-    launch(device, choose_tokens_kernel<X>, Grid(c.NH, c.B), choosing::THREADS, sizeof(choosing::Shared), gate, tokens, rows, u,
-           tau, c);
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned e) const {
+        int chosen = 0;
+        for (int b = 0; b < c.B; b++)
+            for (int t = team.first(); t < c.T; t += team.step()) chosen += rows[c.row(b, c.dense_heads + int(e)) + t] >= 0;
+        chosen = team.sum(chosen);
+        if (team.first() == 0) dtau[e] += dloss * (W(c.share) * W(c.B) * W(c.T) - W(chosen));
+    }
+};
+/// dtau (E) += dloss sum over tokens of (share - chosen): gradient descent raises the threshold where too many are chosen.
+template <class Device, class W>
+void move_thresholds(Device device, W* dtau, const int* rows, const TokenChoice& c, W dloss) {
+    each_team<8>(device, c.routed(), MoveThresholds<W>{dtau, rows, c, dloss});
 }
-inline void move_thresholds(GPU device, float* dtau, const int* rows, const TokenChoice& c, float dloss) {
-    launch(device, move_thresholds_kernel<float>, c.routed(), choosing::THREADS, sizeof(choosing::Shared), dtau, rows, c, dloss);
-}
-
-#endif

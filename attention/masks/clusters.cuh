@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "attention/kernel/naive.h"
-#include "attention/masks/place_among.cuh"
 #include "attention/scores/each_element.cuh"
 #include "attention/scores/layernorm.h"
 
@@ -138,22 +137,36 @@ constexpr int nearest_centroid(const X* q, const M* centroids, int clusters, int
     return best;
 }
 
+/// Teams are (b, h); one cluster after the other.
+struct SortByCluster {
+    using Number = float;
+    ClusterRows rows;
+    const int* nearest;
+    ClusterShape s;
+
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned bh) const {
+        const int h = int(bh) % s.NH, b = int(bh) / s.NH;
+        const bool left_out = h >= s.local && !nearest;
+        int taken = left_out ? s.filled() : 0;
+        for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++) {
+            const int first = taken;
+            for (int t0 = 0; t0 < s.T; t0 += team.step()) {
+                const int t = t0 + team.first();
+                const bool take = t < s.T && (h < s.local || nearest[s.list(b, h) + t] == c);
+                const int row = team.place(take, taken);
+                if (take) rows.put(s, b, h, row, t, c, first);
+            }
+            if (h >= s.local && team.first() == 0) rows.ends[s.ends_of(b, h) + c] = taken;
+        }
+        for (int row = taken + team.first(); row < s.rows(); row += team.step()) rows.put_padding(s, b, h, row);
+    }
+};
 /// `nearest` (B, NH, T) has the clusters. If it is null, only local heads and the padding of routed ones are written, and
 /// take_greatest() writes the rest.
-inline void sort_by_cluster(CPU, const ClusterRows& rows, const int* nearest, const ClusterShape& s) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int h = 0; h < s.NH; h++) {
-            const bool left_out = h >= s.local && !nearest;
-            int row = left_out ? s.filled() : 0;
-            for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++) {
-                const int first = row;
-                for (int t = 0; t < s.T; t++)
-                    if (h < s.local || nearest[s.list(b, h) + t] == c) rows.put(s, b, h, row++, t, c, first);
-                if (h >= s.local) rows.ends[s.ends_of(b, h) + c] = row;
-            }
-            for (; row < s.rows(); row++) rows.put_padding(s, b, h, row);
-        }
+template <class Device>
+void sort_by_cluster(Device device, const ClusterRows& rows, const int* nearest, const ClusterShape& s) {
+    each_team<8>(device, size_t(s.B) * s.NH, SortByCluster{rows, nearest, s});
 }
 
 /// One token of one routed head: the query, before RoPE, of element n of (B, NH - local, T).
@@ -311,27 +324,6 @@ __global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, co
         if (Normed::has(n, s.HS)) to[Normed::index(n)] = h < s.local ? 0 : (gradient[n] - sum - row.n[n] * product) * row.rstd;
 }
 
-/// One block per head and sequence; one cluster after the other, THREADS tokens at a time.
-template <class Rows>
-__global__ void __launch_bounds__(choosing::THREADS) sort_by_cluster_kernel(const Rows rows, const int* nearest, const ClusterShape s) {
-    auto& shared = dynamic_shared<choosing::Shared>();
-    const int h = blockIdx.x, b = blockIdx.y;
-    const bool left_out = h >= s.local && !nearest;
-    int taken = left_out ? s.filled() : 0;
-    for (int c = 0; !left_out && c < (h < s.local ? 1 : s.clusters); c++) {
-        const int first = taken;
-        for (int t0 = 0; t0 < s.T; t0 += choosing::THREADS) {
-            const int t = t0 + int(threadIdx.x);
-            const bool take = t < s.T && (h < s.local || nearest[s.list(b, h) + t] == c);
-            int row = taken;
-            row += choosing::place_among(take, taken, shared);
-            if (take) rows.put(s, b, h, row, t, c, first);
-        }
-        if (h >= s.local && threadIdx.x == 0) rows.ends[s.ends_of(b, h) + c] = taken;
-    }
-    for (int row = taken + int(threadIdx.x); row < s.rows(); row += choosing::THREADS) rows.put_padding(s, b, h, row);
-}
-
 template <class X>
 void content_rows(GPU device, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
     launch(device, content_rows_kernel<X>, blocks_for(size_t(s.B) * s.rows() * s.NH, 4), 4 * WARP, 0, q, k, in, tokens, s);
@@ -340,10 +332,6 @@ template <class X>
 void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float* dn, const LayerInputs<X>& in,
                               const ClusterShape& s) {
     launch(device, content_vectors_backward_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, dq_pre, row, dn, in,
-           s);
-}
-inline void sort_by_cluster(GPU device, const ClusterRows& rows, const int* nearest, const ClusterShape& s) {
-    launch(device, sort_by_cluster_kernel<ClusterRows>, Grid(s.NH, s.B), choosing::THREADS, sizeof(choosing::Shared), rows, nearest,
            s);
 }
 

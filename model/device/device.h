@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "model/device/math.h"
 
@@ -55,8 +56,12 @@ public:
     static constexpr int first() { return 0; }
     static constexpr int step() { return 1; }
     static void sync() {}
-    static X sum(X x) { return x; }
+    template <class N>
+    static N sum(N x) {
+        return x;
+    }
     static X max(X x) { return x; }
+    static int place(bool yes, int& count) { return std::exchange(count, count + yes); }
     static X product(const X* x, const X* y, int n) { return inner_product(x, y, n); }
     static X joint_product(const X* x, const X* y, int n) { return inner_product(x, y, n); }
     X* scratch() const { return scratch_.get(); }
@@ -68,11 +73,13 @@ private:
 /// Calls task(team, n) for every n < teams: one text for both devices where several threads compute one result. A GPU's teams have WARPS
 /// warps. A task is a struct of pointers and values with a type Number, that of its sums, and a constexpr operator() template. A member
 /// takes the elements first(), first() + step(), .. of a loop; sync() makes what all have written visible to all. sum() and max() of the
-/// members' numbers, and joint_product(), an inner product, are computed together; product() by a member alone. scratch() is memory that
-/// the members share, `scratch` numbers. On the CPU a few teams, as in a step of decoding, are not worth waking threads.
+/// members' numbers, and joint_product(), an inner product, are computed together; product() by a member alone. place() returns the place
+/// of a member with `yes` in a list of `count` entries so far, behind those of lower members, and adds all members with `yes` to count.
+/// scratch() is memory that the members share, `scratch` numbers. On the CPU a few small teams, as in a step of decoding, are not worth
+/// waking threads.
 template <int WARPS, class Task>
 void each_team(CPU, size_t teams, const Task& task, size_t scratch = 0) {
-#pragma omp parallel if (teams > 32)
+#pragma omp parallel if (teams > 32 || WARPS > 4)
     {
         const ThreadTeam<typename Task::Number> team(scratch);
 #pragma omp for

@@ -233,13 +233,28 @@ struct BlockTeam {
         if constexpr (WARPS == 1) __syncwarp();
         else __syncthreads();
     }
-    __device__ static float sum(float x) {
+    template <class N>
+    __device__ static N sum(N x) {
         if constexpr (WARPS == 1) return warp_sum(x);
-        else return block_sum(x, &dynamic_shared<float>(), WARPS);
+        else return block_sum(x, &dynamic_shared<N>(), WARPS);
     }
     __device__ static float max(float x) {
         if constexpr (WARPS == 1) return warp_max(x);
         else return block_max(x, &dynamic_shared<float>(), WARPS);
+    }
+    __device__ static int place(bool yes, int& count) {
+        auto& counts = dynamic_shared<int[WARPS]>();
+        const int warp = int(threadIdx.x) / WARP, lane = int(threadIdx.x) % WARP;
+        const unsigned those = __ballot_sync(ALL_LANES, yes);
+        if (lane == 0) counts[warp] = __popc(those);
+        sync();
+        int at = count + __popc(those & ((1u << lane) - 1));
+        for (int w = 0; w < WARPS; w++) {
+            if (w < warp) at += counts[w];
+            count += counts[w];
+        }
+        sync();   // the counts have been read
+        return at;
     }
     template <class X, class Y>
     __device__ static float product(const X* x, const Y* y, int n) {
