@@ -28,20 +28,32 @@ struct AveragedRows : RepeatedRows {
     }
 };
 
-/// Builds the lists of `rows` from its tokens, later rows first. Precondition: rows 0 .. distinct - 1 have different tokens or
-/// none, and so do the next `distinct` rows, and so on.
-inline void link_rows(CPU, const RepeatedRows& rows, int B, int /*distinct*/) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < B; b++)
-        for (int h = 0; h < rows.NH; h++) {
-            int* first = rows.first + (size_t(b) * rows.NH + h) * rows.T;
-            std::fill_n(first, rows.T, -1);
-            for (int r = 0; r < rows.count; r++) {
+/// Teams are (b, h). Rows that are linked at the same time have different tokens, so members do not conflict.
+struct LinkRows {
+    using Number = float;
+    RepeatedRows rows;
+    int distinct;
+
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned bh) const {
+        const int h = int(bh) % rows.NH, b = int(bh) / rows.NH;
+        int* const first = rows.first + size_t(bh) * rows.T;
+        for (int t = team.first(); t < rows.T; t += team.step()) first[t] = -1;
+        for (int begin = 0; begin < rows.count; begin += distinct) {
+            team.sync();   // all earlier rows are linked
+            for (int r = begin + team.first(); r < std::min(begin + distinct, rows.count); r += team.step()) {
                 const int t = rows.token(b, h, r);
                 rows.following[rows.at(b, h, r)] = t < 0 ? -1 : first[t];
                 if (t >= 0) first[t] = r;
             }
         }
+    }
+};
+/// Builds the lists of `rows` from its tokens, later rows first. Precondition: rows 0 .. distinct - 1 have different tokens or
+/// none, and so do the next `distinct` rows, and so on.
+template <class Device>
+void link_rows(Device device, const RepeatedRows& rows, int B, int distinct) {
+    each_team<8>(device, size_t(B) * rows.NH, LinkRows{rows, distinct});
 }
 
 /// Log-sum-exp and statistics of token t: averages of its rows' log-sum-exps (-infinity without rows) and entropies, and sums of the
@@ -99,27 +111,3 @@ void share_gradient(Device device, X* dout_r, const X* dout, const RepeatedRows&
     gather_rows(device, dout_r, Heads<const X>{dout, size_t(s.NH) * s.HS}, rows, s);
     if (repeated) each_element(device, size_t(s.B) * rows.count * s.NH, s.HS, TakeShare<X>{dout_r, {rows}, s.HS});
 }
-
-#ifdef WITH_GPU
-
-/// One block per head and sequence. Rows that are linked at the same time have different tokens, so threads do not conflict.
-template <class Rows>
-__global__ void link_rows_kernel(const Rows rows, int distinct) {
-    const int h = blockIdx.x, b = blockIdx.y;
-    int* first = rows.first + (size_t(b) * rows.NH + h) * rows.T;
-    for (int t = threadIdx.x; t < rows.T; t += blockDim.x) first[t] = -1;
-    for (int begin = 0; begin < rows.count; begin += distinct) {
-        __syncthreads();   // all earlier rows are linked
-        for (int r = begin + int(threadIdx.x); r < min(begin + distinct, rows.count); r += blockDim.x) {
-            const int t = rows.token(b, h, r);
-            rows.following[rows.at(b, h, r)] = t < 0 ? -1 : first[t];
-            if (t >= 0) first[t] = r;
-        }
-    }
-}
-
-inline void link_rows(GPU device, const RepeatedRows& rows, int B, int distinct) {
-    launch(device, link_rows_kernel<RepeatedRows>, Grid(rows.NH, B), 256, 0, rows, distinct);
-}
-
-#endif
