@@ -115,16 +115,28 @@ struct MohGates {
     }
 };
 
-/// f_h and P_h of head h in one sequence from u (T, NS + NR + 2), summed over tokens `first`, `first` + `step`, ...
+/// f_h, written to shares (B, NH), and each head's term of the balance loss, to losses (B, NH). Teams are (b, h).
 template <class W>
 struct MohUse {
-    W chosen = 0, probability = 0;
-    constexpr void add(const MohGates& gates, const W* u, int h, int T, int first, int step) {
-        for (int t = first; t < T && h >= gates.shared; t += step) {
-            const W* of_routed = u + size_t(t) * gates.numbers() + gates.shared;
-            chosen += gates.chosen(of_routed, h - gates.shared);
-            probability += MohGates::Softmax<W>(of_routed, gates.routed).share(of_routed[h - gates.shared]);
+    using Number = W;
+    MohGates moh;
+    W *shares, *losses;
+    const W* u;   // (B, T, NS + NR + 2)
+    int T;
+
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned n) const {
+        const int b = int(n) / moh.heads(), routed = int(n) % moh.heads() - moh.shared;
+        W chosen = 0, probability = 0;
+        for (int t = team.first(); t < T && routed >= 0; t += team.step()) {
+            const W* of_routed = u + (size_t(b) * T + t) * moh.numbers() + moh.shared;
+            chosen += moh.chosen(of_routed, routed);
+            probability += MohGates::Softmax<W>(of_routed, moh.routed).share(of_routed[routed]);
         }
+        chosen = team.sum(chosen), probability = team.sum(probability);
+        if (team.first() != 0) return;
+        shares[n] = chosen / W(T);
+        losses[n] = moh.loss_factor<W>() * probability * chosen / W(T);
     }
 };
 
@@ -148,24 +160,6 @@ struct MohBackward {
         moh.backward(du + t * numbers, dgates + t * heads, u + t * numbers, shares + t / T * heads, dloss);
     }
 };
-
-#ifdef WITH_GPU
-
-/// One block per (head, sequence): writes f_h to shares (B, NH) and its term of the balance loss to losses (B, NH).
-template <class W>
-__global__ void moh_use_kernel(W* shares, W* losses, const W* u, const MohGates moh, int T) {
-    auto& parts = dynamic_shared<W[8]>();
-    const int h = blockIdx.x, b = blockIdx.y;
-    MohUse<W> use;
-    use.add(moh, u + size_t(b) * T * moh.numbers(), h, T, threadIdx.x, blockDim.x);
-    const W chosen = block_sum(use.chosen, parts, blockDim.x / WARP),
-            probability = block_sum(use.probability, parts, blockDim.x / WARP);
-    if (threadIdx.x != 0) return;
-    shares[b * moh.heads() + h] = chosen / W(T);
-    losses[b * moh.heads() + h] = moh.loss_factor<W>() * probability * chosen / W(T);
-}
-
-#endif
 
 struct moh : Policy {
     static constexpr const char* name = "moh";
@@ -212,7 +206,7 @@ struct moh : Policy {
     void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& to) const {
         token_linear_forward(device, to.token, router_of(in, weights));
         each_element(device, size_t(in.B) * in.T, 1, MohForward<Wide<X>>{gates, to.gate, to.token});
-        measure_use(device, shares_in(to.token, in), to.auxiliary, to.token, in.B, in.T);
+        each_team<8>(device, size_t(in.B) * NH, MohUse<Wide<X>>{gates, shares_in(to.token, in), to.auxiliary, to.token, in.T});
     }
     template <class Device, class X>
     void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>& from,
@@ -261,20 +255,4 @@ private:
     TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
         return {in.x, weights + router.offset, nullptr, in.B * in.T, C, NH + 2};
     }
-
-    /// Fills shares and losses (B, NH), the terms of the balance loss.
-    template <class X>
-    void measure_use(CPU, X* shares, X* losses, const X* u, int B, int T) const {
-        for (int n = 0; n < B * NH; n++) {
-            MohUse<X> use;
-            use.add(gates, u + size_t(n / NH) * T * (NH + 2), n % NH, T, 0, 1);
-            shares[n] = use.chosen / X(T);
-            losses[n] = gates.loss_factor<X>() * use.probability * use.chosen / X(T);
-        }
-    }
-#ifdef WITH_GPU
-    void measure_use(GPU device, float* shares, float* losses, const float* u, int B, int T) const {
-        launch(device, moh_use_kernel<float>, Grid(NH, B), 256, 8 * sizeof(float), shares, losses, u, gates, T);
-    }
-#endif
 };
