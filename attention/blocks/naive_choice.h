@@ -25,16 +25,6 @@ std::vector<bool> naive_choice(const X* scores, const TileChoice& rule, int r) {
     return chosen;
 }
 
-/// KL(weights / their sum || softmax of the scores).
-template <class X>
-X naive_divergence(const std::vector<X>& weights, const X* scores) {
-    X of_weights = 0, of_scores = 0, sum = 0;
-    for (size_t n = 0; n < weights.size(); n++) of_weights += weights[n], of_scores += std::exp(scores[n]);
-    for (size_t n = 0; n < weights.size(); n++)
-        sum += weights[n] / of_weights * (std::log(weights[n] / of_weights) - scores[n] + std::log(of_scores));
-    return sum;
-}
-
 /// Causal attention to whole blocks. `seen` (b, chooser, i): whether token i sees each block up to its own; NH / choosers query heads
 /// choose together.
 template <class X, class Seen>
