@@ -159,7 +159,7 @@ struct seer_r : Policy {
         } else if (auxiliary) {
             fill(device, auxiliary, size_t(in.B) * NH, W(0));
         }
-        if (!is_dense()) scratch.blocks.forward(device, forced(in.T), token_block_arguments(in, state, statistics), kept.choice);
+        if (!is_dense()) scratch.blocks.forward(device, forced(in.T), kernel_arguments(in, state, statistics), kept.choice);
     }
 
     template <class Device, class X>
@@ -168,7 +168,7 @@ struct seer_r : Policy {
         using W = Wide<X>;
         const Kept<W> kept(*this, state.kept, in);
         const Scratch<X, Device> scratch(device, *this, workspace, in, in.documents);
-        scratch.blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), kernel_gradients(dout, to),
+        scratch.blocks.backward(device, forced(in.T), kernel_arguments(in, state, Statistics<X>{}), kernel_gradients(dout, to),
                                 kept.choice);
         clear_heads(device, Heads<W>{more.dq_pre, in.qk_row}, in.B * in.T, NH, HS);
         clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, NKV, HS);

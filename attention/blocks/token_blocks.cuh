@@ -12,13 +12,6 @@
 #include "attention/blocks/more_rows.cuh"
 #include "attention/masks/choose_blocks.cuh"
 
-/// The arguments of a layer that calls TokenBlocks only: no tile_max, because its calls have different tiles.
-template <class X>
-AttentionForward<X> token_block_arguments(const LayerInputs<X>& in, const LayerState<X>& state, Statistics<X> statistics) {
-    statistics.tile_max = nullptr;
-    return kernel_arguments(in, state, statistics);
-}
-
 /// A layer's passes over a choice, with their memory.
 template <class Device, class X>
 class TokenBlocks {
@@ -31,9 +24,11 @@ public:
         kernel_ = allocator.take<std::byte>(attention_workspace(device, policy, s.B, std::max(s.T, rows_.count), s.T, s.NH));
     }
 
-    /// `forced` is a ForcedBlocks, `a` a call of the text without a mask, `choice` as in block_rows.cuh.
+    /// `forced` is a ForcedBlocks, `a` a call of the text without a mask, `choice` as in block_rows.cuh. The calls have different tiles, so
+    /// tile_max is not written.
     template <class P>
-    void forward(Device device, const P& forced, const AttentionForward<X>& a, const int* choice) const {
+    void forward(Device device, const P& forced, AttentionForward<X> a, const int* choice) const {
+        a.statistics.tile_max = nullptr;
         attention_forward(device, forced, a);
         each_pass(device, a, choice, [&](const AttentionForward<X>& chosen, const BlockRows& rows, const auto& keys) {
             more_.forward(device, ChosenBlock(forced), chosen, rows, keys);
@@ -52,9 +47,8 @@ public:
 private:
     /// Calls use(arguments, rows of queries, rows of keys) for every pass.
     template <class Use>
-    void each_pass(Device device, AttentionForward<X> a, const int* choice, Use use) const {
+    void each_pass(Device device, const AttentionForward<X>& a, const int* choice, Use use) const {
         if (rows_.slots == 0) return;
-        a.statistics.tile_max = nullptr;
         with_keys(a, [&](const auto& keys) {
             more_.gather_keys(device, a, keys);
             for (int first = 0; first < rows_.choice.slots; first += rows_.slots) {
@@ -109,13 +103,13 @@ struct AttentionByChoice : Policy {
         const auto memory = scratch<X>(device, workspace, in);
         int* const choice = reinterpret_cast<int*>(state.kept);
         if (mechanism().block_choice(in).slots > 0) mechanism().choose(device, choice, in, memory);
-        memory.blocks.forward(device, forced(in.T), token_block_arguments(in, state, statistics), choice);
+        memory.blocks.forward(device, forced(in.T), kernel_arguments(in, state, statistics), choice);
     }
     template <class Device, class X>
     void backward(Device device, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& /*more*/, std::byte* workspace) const {
         scratch<X>(device, workspace, in)
-            .blocks.backward(device, forced(in.T), token_block_arguments(in, state, Statistics<X>{}), kernel_gradients(dout, to),
+            .blocks.backward(device, forced(in.T), kernel_arguments(in, state, Statistics<X>{}), kernel_gradients(dout, to),
                              reinterpret_cast<const int*>(state.kept));
     }
 

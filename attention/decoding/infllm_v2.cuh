@@ -70,6 +70,6 @@ struct Decoding<infllm_v2, Device, X> {
         if (choice.rule.top > 0)
             each_team<1>(Device(step), size_t(in.B) * in.NKV, ChooseLargest<X>{choice, in, step.rows, choice.scale(in.HS)});
         attention_forward(step, VisitedBlocks(m.forced_blocks(), choice.chosen, in.NH, in.NKV, choice.rule.top),
-                          token_block_arguments(in, state, Statistics<X>{}));
+                          kernel_arguments(in, state, Statistics<X>{}));
     }
 };

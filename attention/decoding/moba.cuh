@@ -42,6 +42,6 @@ struct Decoding<moba, Device, X> {
         if (slots > 0)
             each_team<1>(Device(step), size_t(in.B) * in.NH, ChooseBySums<X>{chosen, blocks, in, step.rows, slots}, blocks.blocks);
         attention_forward(step, VisitedBlocks(m.forced_blocks(), chosen, in.NH, in.NH, slots),
-                          token_block_arguments(in, state, Statistics<X>{}));
+                          kernel_arguments(in, state, Statistics<X>{}));
     }
 };

@@ -58,6 +58,6 @@ struct Decoding<seer_r, Device, X> {
                          TokenRows<X>{{keys, in, BlockGateUse<X>(weights + p.wk.offset)}, weights + p.wq.offset, choice, step.rows},
                          gate_scratch(keys.s));
         attention_forward(step, VisitedBlocks(p.forced(), choice.chosen, in.NH, in.NKV, choice.slots),
-                          token_block_arguments(in, state, Statistics<X>{}));
+                          kernel_arguments(in, state, Statistics<X>{}));
     }
 };
