@@ -135,10 +135,10 @@ public:
     /// For calls of up to `most` rows under policies that gate pairs only if P does.
     template <class P>
     MoreRows(GPU, BumpAllocator& allocator, const LayerShape& s, int most, const P&)
-        : results_(static_cast<X*>(nullptr), allocator, s, most) {
+        : results_(allocator, s, most) {
         const size_t rows = size_t(s.B) * most * s.NH * s.HS, keys = size_t(s.B) * s.T * s.NKV * s.HS;
         if (P::traits.gates_pairs) results_.statistics.pair_gate = allocator.take<float>(rows / s.HS);
-        q_ = allocator.take<X>(rows), results_.out = allocator.take<X>(rows), dout_ = allocator.take<X>(rows);
+        q_ = allocator.take<X>(rows), dout_ = allocator.take<X>(rows);
         gate_ = allocator.take<float>(rows / s.HS);
         dq_ = allocator.take<float>(rows), dk_ = allocator.take<float>(keys), dv_ = allocator.take<X>(keys);
         k_ = allocator.take<X>(keys), v_ = allocator.take<X>(keys);
@@ -179,13 +179,8 @@ public:
         to.dq = {dq_, q_row}, to.dk = {dk_, k_row}, to.dv = {dv_, k_row};
         attention_backward(device, policy, mine, to);
         scatter_add_rows(device, g.dq, static_cast<const float*>(dq_), rows, of_rows, Write::add);
-        if constexpr (in_place<Keys>) {
-            add_heads(device, g.dk, Heads<const float>{dk_, k_row}, a.B * a.S, a.NKV, a.HS);
-            add_heads(device, g.dv, Heads<const X>{dv_, k_row}, a.B * a.S, a.NKV, a.HS);
-        } else {
-            scatter_add_rows(device, g.dk, static_cast<const float*>(dk_), keys, key_shape(a), Write::add);
-            scatter_add_rows(device, g.dv, static_cast<const X*>(dv_), keys, key_shape(a), Write::add);
-        }
+        scatter_add_rows(device, g.dk, static_cast<const float*>(dk_), keys, key_shape(a), Write::add);
+        scatter_add_rows(device, g.dv, static_cast<const X*>(dv_), keys, key_shape(a), Write::add);
     }
 
 private:

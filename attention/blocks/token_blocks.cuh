@@ -65,7 +65,7 @@ private:
     void with_keys(const AttentionForward<X>& a, Use use) const {
         const int block = rows_.choice.block;
         if (a.documents) use(BlockKeys({block, block, a.S, a.documents}));
-        else use(RowsInOrder());   // here neighbours are neighbours in memory
+        else use(RowsInOrder{a.S});   // here neighbours are neighbours in memory
     }
 
     BlockRows rows_;
