@@ -19,8 +19,7 @@ struct Dsa : Policy {
     static constexpr Traits traits{.reads_x = with_gate, .gates_output = with_gate};
     int left = 0;          // reach of the window
     int dense_until = 0;   // rows before this one are dense
-    Slot gate_weight;      // (NH, C)
-    Slot gate_bias;        // (NH)
+    InputLinear gate;      // NH numbers
     int NH, C;
 
     Dsa(const Config& config, int layer) : Policy(config, layer), NH(config.NH), C(config.C) {
@@ -40,8 +39,8 @@ struct Dsa : Policy {
 
     void declare(TensorList& list, const std::string& prefix) {
         if (!with_gate) return;
-        gate_weight = list.add(prefix + "dsa.gate.weight", {NH, C}, normal(0.02), Decay::yes);
-        gate_bias = list.add(prefix + "dsa.gate.bias", {NH}, zeros(), Decay::no);
+        gate = {list.add(prefix + "dsa.gate.weight", {NH, C}, normal(0.02), Decay::yes),
+                list.add(prefix + "dsa.gate.bias", {NH}, zeros(), Decay::no), NH};
     }
 
     // ---- mask: rows before dense_until are causal, the others windowed
@@ -63,11 +62,10 @@ struct Dsa : Policy {
 
     // ---- output gate
 
-
     template <class Device, class X>
     void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& score_inputs) const {
         if (!with_gate) return;
-        token_linear_forward(device, score_inputs.gate, gate_of(in, weights));
+        token_linear_forward(device, score_inputs.gate, gate.of(in, weights));
         sigmoid_forward(device, score_inputs.gate, size_t(in.B) * in.T * NH);
     }
     template <class Device, class X>
@@ -75,8 +73,7 @@ struct Dsa : Policy {
                              ScoreInputGradients<X>& g) const {
         if (!with_gate) return;
         sigmoid_backward(device, g.of.gate, score_inputs.gate, size_t(in.B) * in.T * NH);
-        token_linear_backward(device, g.dx, g.dweights + gate_weight.offset, g.dweights + gate_bias.offset, g.of.gate,
-                              gate_of(in, weights));
+        gate.backward(device, g, g.of.gate, in, weights);
     }
 
     // ---- the paper's formula without the hooks
@@ -89,15 +86,9 @@ struct Dsa : Policy {
         });
         for (size_t t = 0; t < size_t(in.B) * in.T && with_gate; t++)
             for (int h = 0; h < NH; h++) {
-                const X u = dot(weights + gate_weight.offset + size_t(h) * C, in.x + t * C, C) + weights[gate_bias.offset + h];
+                const X u = dot(weights + gate.weight.offset + size_t(h) * C, in.x + t * C, C) + weights[gate.bias.offset + h];
                 for (int d = 0; d < in.HS; d++) out[(t * NH + h) * in.HS + d] *= 1 / (1 + std::exp(-u));
             }
-    }
-
-private:
-    template <class X>
-    TokenLinear<X> gate_of(const LayerInputs<X>& in, const X* weights) const {
-        return {in.x, weights + gate_weight.offset, weights + gate_bias.offset, in.B * in.T, C, NH};
     }
 };
 

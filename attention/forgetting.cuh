@@ -58,7 +58,7 @@ struct forgetting : Policy {
     static constexpr const char* name = "forgetting";
     static constexpr Traits traits{.reads_x = true};
     bool with_rope;
-    Slot w_f, b_f;   // (NH, C), (NH)
+    InputLinear gate;   // w_f (NH, C), b_f (NH)
     int NH, C;
 
     forgetting(const Config& config, int layer)
@@ -69,8 +69,8 @@ struct forgetting : Policy {
     }
 
     void declare(TensorList& list, const std::string& prefix) {
-        w_f = list.add(prefix + "forgetting.w_f", {NH, C}, normal(0.02), Decay::yes);
-        b_f = list.add(prefix + "forgetting.b_f", {NH}, zeros(), Decay::no);
+        gate = {list.add(prefix + "forgetting.w_f", {NH, C}, normal(0.02), Decay::yes),
+                list.add(prefix + "forgetting.b_f", {NH}, zeros(), Decay::no), NH};
     }
 
     Form form() const { return {.rotates = with_rope}; }
@@ -95,14 +95,14 @@ struct forgetting : Policy {
 
     template <class Device, class X>
     void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& to) const {
-        token_linear_forward(device, to.token, gate_of(in, weights));
+        token_linear_forward(device, to.token, gate.of(in, weights));
         running_sum(device, ForgetForward<X>{to.token, to.row, to.column, NH, in.T}, in.B, NH, in.T);
     }
     template <class Device, class X>
     void preprocess_backward(Device device, const LayerInputs<X>& in, const X* weights, const ScoreInputs<X>& from,
                              ScoreInputGradients<X>& g) const {
         running_sum(device, ForgetBackward<X>{g.of.token, from.token, g.of.row, g.of.column, NH, in.T}, in.B, NH, in.T);
-        token_linear_backward(device, g.dx, g.dweights + w_f.offset, g.dweights + b_f.offset, g.of.token, gate_of(in, weights));
+        gate.backward(device, g, g.of.token, in, weights);
     }
 
     // ---- the paper's formula without the hooks
@@ -112,7 +112,7 @@ struct forgetting : Policy {
         std::vector<X> log_f(size_t(in.B) * in.T * NH);
         for (size_t t = 0; t < size_t(in.B) * in.T; t++)
             for (int h = 0; h < NH; h++) {
-                const X u = dot(weights + w_f.offset + size_t(h) * C, in.x + t * C, C) + weights[b_f.offset + h];
+                const X u = dot(weights + gate.weight.offset + size_t(h) * C, in.x + t * C, C) + weights[gate.bias.offset + h];
                 log_f[t * NH + h] = std::log(1 / (1 + std::exp(-u)));
             }
         auto modify = [&](int b, int h, int i, int j, X a) {
@@ -120,11 +120,5 @@ struct forgetting : Policy {
             return a;
         };
         dense_softmax(in, out, modify, [](int, int i, int j) { return j <= i; });
-    }
-
-private:
-    template <class X>
-    TokenLinear<X> gate_of(const LayerInputs<X>& in, const X* weights) const {
-        return {in.x, weights + w_f.offset, weights + b_f.offset, in.B * in.T, C, NH};
     }
 };

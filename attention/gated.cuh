@@ -61,8 +61,8 @@ struct gated : Policy {
     static constexpr const char* name = "gated";
     // Own passes, as the kernel's gate has one number per head.
     static constexpr Traits traits{.own_passes = true, .one_call = true, .reads_x = true, .gates_output = true};
-    bool each;      // whether each element has a gate, rather than each head
-    Slot w_theta;   // (NH*HS, C) or (NH, C)
+    bool each;           // whether each element has a gate, rather than each head
+    InputLinear gates;   // w_theta (NH*HS, C) or (NH, C)
     int NH, HS, C;
 
     gated(const Config& config, int layer)
@@ -73,7 +73,8 @@ struct gated : Policy {
     }
 
     void declare(TensorList& list, const std::string& prefix) {
-        w_theta = list.add(prefix + "gated.w_theta", {each ? NH * HS : NH, C}, normal(0.02), Decay::yes);
+        const int N = each ? NH * HS : NH;
+        gates = {list.add(prefix + "gated.w_theta", {N, C}, normal(0.02), Decay::yes), {}, N};
     }
 
     // ---- the layer: one call of the kernel, then the gates
@@ -109,12 +110,12 @@ struct gated : Policy {
         Wide<X>* const gate = state.score_inputs.gate;
         attention_forward(device, plain(), ungated_arguments(in, state, statistics));
         if (!each) {
-            token_linear_forward(device, gate, gate_of(in, weights));
+            token_linear_forward(device, gate, gates.of(in, weights));
             sigmoid_forward(device, gate, tokens * NH);
             return gate_rows_forward(device, state.gated_out, state.out, gate, tokens * NH, HS);
         }
         X* const u = reinterpret_cast<X*>(state.kept);
-        projection_forward(device, u, in.x, weights + w_theta.offset, static_cast<const X*>(nullptr), int(tokens), C, NH * HS);
+        projection_forward(device, u, in.x, weights + gates.weight.offset, static_cast<const X*>(nullptr), int(tokens), C, NH * HS);
         each_element(device, tokens, NH * HS, GateElements<X>{state.gated_out, state.out, u, size_t(NH) * HS});
         each_element(device, tokens, NH, MeanGates<X>{gate, u, NH, HS});
     }
@@ -136,7 +137,7 @@ struct gated : Policy {
         dense_softmax(in, out, [](int, int i, int j) { return j <= i; });
         for (size_t t = 0; t < size_t(in.B) * in.T; t++)
             for (int n = 0; n < NH * HS; n++) {
-                const X u = dot(weights + w_theta.offset + size_t(each ? n : n / HS) * C, in.x + t * C, C);
+                const X u = dot(weights + gates.weight.offset + size_t(each ? n : n / HS) * C, in.x + t * C, C);
                 out[t * NH * HS + n] *= 1 / (1 + std::exp(-u));
             }
     }
@@ -144,11 +145,6 @@ struct gated : Policy {
 private:
     /// The kernel's policy: causal attention.
     const Policy& plain() const { return *this; }
-
-    template <class X>
-    TokenLinear<X> gate_of(const LayerInputs<X>& in, const X* weights) const {
-        return {in.x, weights + w_theta.offset, nullptr, in.B * in.T, C, NH};
-    }
 
     /// Computes the gradients of O (scratch.dout), x and w_theta from `dout`, the gradient of the gated output: form 0, form 1.
     template <class Device, class X>
@@ -158,8 +154,7 @@ private:
         Wide<X>* const du = more.of.gate;
         gate_rows_backward(device, scratch.dout, du, dout, state.out, state.score_inputs.gate, heads, HS);
         sigmoid_backward(device, du, state.score_inputs.gate, heads);
-        token_linear_backward(device, more.dx, more.dweights + w_theta.offset, static_cast<Wide<X>*>(nullptr), du,
-                              gate_of(in, weights));
+        gates.backward(device, more, du, in, weights);
     }
     template <class Device, class X>
     void elements_backward(Device device, const BackwardScratch<X>& scratch, const LayerInputs<X>& in, const X* weights,
@@ -168,8 +163,8 @@ private:
         each_element(device, size_t(tokens), width,
                      GateElementsBackward<X>{scratch.dout, scratch.du, dout, state.out, reinterpret_cast<const X*>(state.kept),
                                              size_t(width)});
-        projection_backward_weight(device, more.dweights + w_theta.offset, static_cast<Wide<X>*>(nullptr), scratch.du, in.x, tokens,
+        projection_backward_weight(device, more.dweights + gates.weight.offset, static_cast<Wide<X>*>(nullptr), scratch.du, in.x, tokens,
                                    C, width);
-        projection_backward_input(device, more.dx, scratch.du, weights + w_theta.offset, tokens, C, width, Write::add);
+        projection_backward_input(device, more.dx, scratch.du, weights + gates.weight.offset, tokens, C, width, Write::add);
     }
 };

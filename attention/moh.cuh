@@ -166,7 +166,7 @@ struct moh : Policy {
     static constexpr Traits traits{.reads_x = true, .has_auxiliary_loss = true, .gates_output = true, .tokens_choose = true};
     int NH, C;
     MohGates gates;
-    Slot router;   // w_s (NS, C), w_r (NR, C) and w_h (2, C), contiguous
+    InputLinear router;   // w_s (NS, C), w_r (NR, C) and w_h (2, C), contiguous
 
     moh(const Config& config, int layer) : Policy(config, layer), NH(config.NH), C(config.C) {
         const int shared = int(config.setting("moh_shared")), active = int(config.setting("moh_active"));
@@ -191,9 +191,10 @@ struct moh : Policy {
     }
 
     void declare(TensorList& list, const std::string& prefix) {
-        if (gates.shared) router = list.add(prefix + "moh.w_s", {gates.shared, C}, normal(0.02), Decay::yes);
+        Slot first;
+        if (gates.shared) first = list.add(prefix + "moh.w_s", {gates.shared, C}, normal(0.02), Decay::yes);
         const Slot routed = list.add(prefix + "moh.w_r", {gates.routed, C}, normal(0.02), Decay::yes);
-        if (!gates.shared) router = routed;
+        router = {first ? first : routed, {}, NH + 2};
         list.add(prefix + "moh.w_h", {2, C}, normal(0.02), Decay::yes);
     }
 
@@ -204,7 +205,7 @@ struct moh : Policy {
 
     template <class Device, class X>
     void preprocess(Device device, const LayerInputs<X>& in, const X* weights, ScoreInputs<X>& to) const {
-        token_linear_forward(device, to.token, router_of(in, weights));
+        token_linear_forward(device, to.token, router.of(in, weights));
         each_element(device, size_t(in.B) * in.T, 1, MohForward<Wide<X>>{gates, to.gate, to.token});
         each_team<8>(device, size_t(in.B) * NH, MohUse<Wide<X>>{gates, shares_in(to.token, in), to.auxiliary, to.token, in.T});
     }
@@ -213,8 +214,7 @@ struct moh : Policy {
                              ScoreInputGradients<X>& g) const {
         each_element(device, size_t(in.B) * in.T, 1,
                      MohBackward<Wide<X>>{gates, g.of.token, g.of.gate, from.token, shares_in(from.token, in), in.T, g.dloss});
-        token_linear_backward(device, g.dx, g.dweights + router.offset, static_cast<Wide<X>*>(nullptr), g.of.token,
-                              router_of(in, weights));
+        router.backward(device, g, g.of.token, in, weights);
     }
 
     // ---- the paper's formula without the above
@@ -226,7 +226,7 @@ struct moh : Policy {
         auto softmax = [&](const X* x, int first, int n) {
             std::vector<X> p(n);
             X sum = 0;
-            for (int i = 0; i < n; i++) sum += p[i] = std::exp(dot(weights + router.offset + size_t(first + i) * C, x, C));
+            for (int i = 0; i < n; i++) sum += p[i] = std::exp(dot(weights + router.weight.offset + size_t(first + i) * C, x, C));
             for (X& each : p) each /= sum;
             return p;
         };
@@ -249,10 +249,5 @@ private:
     template <class W>
     W* shares_in(W* token, const LayerShape& s) const {
         return token + size_t(s.B) * s.T * (NH + 2);
-    }
-
-    template <class X>
-    TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
-        return {in.x, weights + router.offset, nullptr, in.B * in.T, C, NH + 2};
     }
 };

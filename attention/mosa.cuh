@@ -28,8 +28,8 @@ struct mosa : Policy {
     int NH, C, dense_heads;
     double rho, rate;
     bool expert_choice;
-    Slot w_r;   // (NH - dense_heads, C)
-    Slot tau;   // (NH - dense_heads), a statistic
+    InputLinear router;   // w_r (NH - dense_heads, C)
+    Slot tau;             // (NH - dense_heads), a statistic
 
     mosa(const Config& config, int layer)
         : Policy(config, layer), NH(config.NH), C(config.C), dense_heads(int(config.setting("mosa_dense_heads"))),
@@ -51,7 +51,7 @@ struct mosa : Policy {
 
     void declare(TensorList& list, const std::string& prefix) {
         if (sparse_heads() == 0) return;
-        w_r = list.add(prefix + "mosa.w_r", {sparse_heads(), C}, normal(0.02), Decay::yes);
+        router = {list.add(prefix + "mosa.w_r", {sparse_heads(), C}, normal(0.02), Decay::yes), {}, sparse_heads()};
         tau = list.add_statistic(prefix + "mosa.tau", {sparse_heads()}, constant(0.5), rate);
     }
 
@@ -122,10 +122,6 @@ struct mosa : Policy {
         const int count = std::min(s.T, std::max(2, int(s.T / rho)));
         return {s.B, s.T, NH, dense_heads, expert_choice, count, float(1 / rho), 0, documents};
     }
-    template <class X>
-    TokenLinear<X> router_of(const LayerInputs<X>& in, const X* weights) const {
-        return {in.x, weights + w_r.offset, nullptr, in.B * in.T, C, sparse_heads()};
-    }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
@@ -133,7 +129,7 @@ struct mosa : Policy {
         const Kept<X> kept{BumpAllocator(state.kept), in};
         const ListedRows rows = kept.listed();
         ForwardScratch<X, Device> scratch{BumpAllocator(workspace), in, rows, state.out};
-        if (sparse_heads()) token_linear_forward(device, scratch.u, router_of(in, weights));
+        if (sparse_heads()) token_linear_forward(device, scratch.u, router.of(in, weights));
         choose_tokens(device, state.score_inputs.gate, kept.tokens, kept.rows, scratch.u, weights + tau.offset,
                       choice(in, in.documents));
         scratch.branches.begin_with_none(device, in, state, statistics);
@@ -156,8 +152,7 @@ struct mosa : Policy {
                              kernel_gradients<X>(scratch.dout, to), Write::overwrite);
         if (!sparse_heads()) return;
         router_backward(device, scratch.du, more.of.gate, state.score_inputs.gate, choice(in));
-        token_linear_backward(device, more.dx, more.dweights + w_r.offset, static_cast<Wide<X>*>(nullptr), scratch.du,
-                              router_of(in, weights));
+        router.backward(device, more, scratch.du, in, weights);
         move_thresholds(device, more.dweights + tau.offset, kept.rows, choice(in), more.dloss);
     }
 
@@ -172,7 +167,7 @@ struct mosa : Policy {
                 X* mine = &r[(size_t(b) * NH + h) * in.T];
                 for (int t = 0; t < in.T; t++)
                     mine[t] =
-                        1 / (1 + std::exp(-dot(weights + w_r.offset + size_t(h - dense_heads) * C, in.x + in.token(b, t) * C, C)));
+                        1 / (1 + std::exp(-dot(weights + router.weight.offset + size_t(h - dense_heads) * C, in.x + in.token(b, t) * C, C)));
                 std::vector<X> sorted(mine + 1, mine + in.T);   // the first token is always chosen
                 std::sort(sorted.rbegin(), sorted.rend());
                 const int others = std::min(in.T, choice(in).count) - 1;

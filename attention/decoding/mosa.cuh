@@ -33,7 +33,7 @@ struct Decoding<mosa, Device, X> {
         const mosa::Kept<X> kept{BumpAllocator(state.kept), in};
         TokenChoice c = m.choice(in);
         c.first = 1;   // no row is the first token of a sequence, which every head chooses
-        if (m.sparse_heads()) token_linear_forward(step, u, m.router_of(in, weights));
+        if (m.sparse_heads()) token_linear_forward(step, u, m.router.of(in, weights));
         choose_tokens(step, state.score_inputs.gate, kept.tokens, kept.rows, u, weights + m.tau.offset, c);
         store(step, kept.rows, in, {step.rows});
         attention_forward(step, VisitedKeys(m, chosen, in.NH, in.NH, room, true), ungated_arguments(in, state, Statistics<X>{}));

@@ -172,3 +172,20 @@ void token_linear_backward(GPU device, X* dx, float* dweight, float* dbias, cons
 }
 
 #endif
+
+/// A linear function of a layer's normed input, with tensors of its own.
+struct InputLinear {
+    Slot weight, bias;   // (N, C), (N) or none
+    int N = 0;
+
+    template <class X>
+    TokenLinear<X> of(const LayerInputs<X>& in, const X* weights) const {
+        return {in.x, weights + weight.offset, bias ? weights + bias.offset : nullptr, in.B * in.T, in.C, N};
+    }
+    /// Adds to to.dx and to the gradients of the tensors.
+    template <class Device, class X>
+    void backward(Device device, const ScoreInputGradients<X>& to, const Wide<X>* du, const LayerInputs<X>& in, const X* weights) const {
+        Wide<X>* const dbias = bias ? to.dweights + bias.offset : nullptr;
+        token_linear_backward(device, to.dx, to.dweights + weight.offset, dbias, du, of(in, weights));
+    }
+};
