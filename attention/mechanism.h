@@ -68,10 +68,7 @@ struct Pair {
     size_t column_stride;
     X i;   // position of the query
     N j;   // positions of the keys
-    X tile_bias = 0;
-
-    /// The bias of this query tile and key tile (Features::tile).
-    constexpr X tile() const { return tile_bias; }
+    X tile = 0;   // bias of this query tile and key tile (Features::tile)
 
     constexpr X head(int f) const { return head_scalars[f]; }
     constexpr X row(int f) const { return row_features[f]; }

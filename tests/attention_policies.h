@@ -96,7 +96,7 @@ struct Modified : Causal {
     template <class N>
     constexpr N score(N a, const Pair<N>& p) const {
         const N bias = p.row(1) * p.column(1) + (p.i - p.j) / 50;
-        return p.head(0) * a * pair_gate(p) + p.head(1) * bias + p.row_by_distance(TableEntry()) + p.tile();
+        return p.head(0) * a * pair_gate(p) + p.head(1) * bias + p.row_by_distance(TableEntry()) + p.tile;
     }
     template <class N, class Loss>
     constexpr N score_backward(N a, const Pair<N>& p, PairGradients<N>& to, Loss dz_of) const {

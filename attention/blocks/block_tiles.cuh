@@ -12,11 +12,11 @@ struct BiasedTiles : Policy {
     constexpr Features features() const { return {0, 0, 0, true}; }
     template <class N>
     constexpr N score(N a, const Pair<N>& pair) const {
-        return a + pair.tile();
+        return a + pair.tile;
     }
     template <class N>
     constexpr N pair_gate(const Pair<N>& pair) const {
-        return broadcast<N>(exp_of(pair.tile()));
+        return broadcast<N>(exp_of(pair.tile));
     }
     template <class N, class Loss>
     constexpr N score_backward(N a, const Pair<N>& pair, PairGradients<N>& to, Loss dz_of) const {

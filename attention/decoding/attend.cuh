@@ -87,7 +87,7 @@ private:
         Pair<Pack<X>> pair;
         pair.head_scalars = query.head_scalars, pair.row_features = query.row_features;
         pair.column_stride = keys.column_stride, pair.i = X(query.i);
-        if constexpr (requires { policy.tile_bias(0, 0, 0); }) pair.tile_bias = policy.tile_bias(query.h, query.i, keys.first + n);
+        if constexpr (requires { policy.tile_bias(0, 0, 0); }) pair.tile = policy.tile_bias(query.h, query.i, keys.first + n);
         for (int j = 0; j < width; j += LANES<X>) {
             pair.column_features = keys.columns + n + j, pair.j = iota(X(keys.first + n + j));
             store(z + j, policy.score(load<Pack<X>>(z + j), pair));
@@ -359,7 +359,7 @@ private:
             const Features f = policy_.features();
             Pair<ScoreNumber<X>> pair{a_.head + size_t(h) * f.head, a_.row + (size_t(b_) * a_.NH + h) * f.row,
                                       keys_.head_columns(sequence_, h) + slot, size_t(keys_.column_stride), float(i_), float(j)};
-            if constexpr (requires { policy_.tile_bias(h, i_, j); }) pair.tile_bias = policy_.tile_bias(h, i_, j);
+            if constexpr (requires { policy_.tile_bias(h, i_, j); }) pair.tile = policy_.tile_bias(h, i_, j);
             return float(policy_.score(ScoreNumber<X>(scaled), pair));
         }
         return scaled;

@@ -39,7 +39,7 @@ Pair<Pack<X>> pair_of(const AttentionForward<X>& a, const Features& f, const Til
     pair.column_stride = columns;
     pair.i = X(walk.q_position(i));
     pair.j = iota(X(j));
-    if (f.tile) pair.tile_bias = a.tile[tile_bias_at(a, at)];
+    if (f.tile) pair.tile = a.tile[tile_bias_at(a, at)];
     if (!a.k_position) return pair;
     for (int lane = 0; lane < LANES<X>; lane++) pair.j[lane] = X(walk.k_position(std::min(j + lane, a.S - 1)));
     return pair;

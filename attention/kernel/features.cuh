@@ -113,7 +113,7 @@ public:
         const int i = min(at.i0 + r, a.T - 1), j = min(at.j0 + c, a.S - 1);
         Pair<ScoreNumber<X>> pair{head(column_buffer), row(row_buffer, r), columns(column_buffer) + c, KEYS,
                                   float(walk.q_position(i)), float(walk.k_position(j))};
-        if (f_.tile) pair.tile_bias = a.tile[tile_bias_at(a, at)];
+        if (f_.tile) pair.tile = a.tile[tile_bias_at(a, at)];
         if (staged(f_)) return pair;
         const size_t bh = size_t(at.b) * a.NH + at.h;
         pair.head_scalars = a.head + size_t(at.h) * f_.head;
