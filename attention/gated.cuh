@@ -115,7 +115,7 @@ struct gated : Policy {
             return gate_rows_forward(device, state.gated_out, state.out, gate, tokens * NH, HS);
         }
         X* const u = reinterpret_cast<X*>(state.kept);
-        projection_forward(device, u, in.x, weights + gates.weight.offset, static_cast<const X*>(nullptr), int(tokens), C, NH * HS);
+        projection_forward(device, u, in.x, weights + gates.weight.offset, nullptr, int(tokens), C, NH * HS);
         each_element(device, tokens, NH * HS, GateElements<X>{state.gated_out, state.out, u, size_t(NH) * HS});
         each_element(device, tokens, NH, MeanGates<X>{gate, u, NH, HS});
     }
@@ -163,8 +163,7 @@ private:
         each_element(device, size_t(tokens), width,
                      GateElementsBackward<X>{scratch.dout, scratch.du, dout, state.out, reinterpret_cast<const X*>(state.kept),
                                              size_t(width)});
-        projection_backward_weight(device, more.dweights + gates.weight.offset, static_cast<Wide<X>*>(nullptr), scratch.du, in.x, tokens,
-                                   C, width);
+        projection_backward_weight(device, more.dweights + gates.weight.offset, nullptr, scratch.du, in.x, tokens, C, width);
         projection_backward_input(device, more.dx, scratch.du, weights + gates.weight.offset, tokens, C, width, Write::add);
     }
 };

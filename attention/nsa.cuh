@@ -215,14 +215,13 @@ struct nsa : Policy {
     template <class Device, class X>
     void project(Device device, const LayerInputs<X>& in, const X* weights, const NsaKept<X>& kept, X* logits,
                  const RowPositions& position) const {
-        const X* const no_bias = nullptr;
         const int BT = in.B * in.T;
         if (!shared) {
-            projection_forward(device, kept.projected, in.x, weights + projections.offset, no_bias, BT, C, int(4 * kv()));
+            projection_forward(device, kept.projected, in.x, weights + projections.offset, nullptr, BT, C, int(4 * kv()));
             const Heads<X> k = projected(kept.projected, 2);
             rotate_heads(device, k, Heads<const X>{k.data, k.row}, {in.cosine, in.sine}, in.B, in.T, NKV, HS, 1, position);
         }
-        projection_forward(device, logits, in.x, weights + w_g.offset, no_bias, BT, C, BRANCHES * NH);
+        projection_forward(device, logits, in.x, weights + w_g.offset, nullptr, BT, C, BRANCHES * NH);
         each_element(device, BT, BRANCHES * NH, OpenGates<X>{kept.branches, logits, NH});
     }
 
@@ -360,9 +359,8 @@ private:
     template <class Device, class X>
     void projection_backward(Device device, const X* dout, const Slot& weight, int rows, const LayerInputs<X>& in, const X* weights,
                              ScoreInputGradients<X>& more) const {
-        Wide<X>* const no_bias = nullptr;
         const int BT = in.B * in.T;
-        projection_backward_weight(device, more.dweights + weight.offset, no_bias, dout, in.x, BT, C, rows);
+        projection_backward_weight(device, more.dweights + weight.offset, nullptr, dout, in.x, BT, C, rows);
         projection_backward_input(device, more.dx, dout, weights + weight.offset, BT, C, rows, Write::add);
     }
 };

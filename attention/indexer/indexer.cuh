@@ -94,10 +94,9 @@ struct RotateIndex {
 template <class Device, class X>
 void index_forward(Device device, const Index<X>& x, const LayerInputs<X>& in, const X* weights, const IndexTensors& at,
                    const RowPositions& position = {}) {
-    const X* const no_bias = nullptr;
     const int BT = in.B * in.T;
-    projection_forward(device, x.raw, in.x, weights + at.wqk, no_bias, BT, in.C, int(x.s.row()));
-    projection_forward(device, x.w, in.x, weights + at.ww, no_bias, BT, in.C, x.s.heads);
+    projection_forward(device, x.raw, in.x, weights + at.wqk, nullptr, BT, in.C, int(x.s.row()));
+    projection_forward(device, x.w, in.x, weights + at.ww, nullptr, BT, in.C, x.s.heads);
     each_element(device, BT, 1, KeyMoments<X>{x});
     each_element(device, size_t(BT) * (x.s.heads + 1), x.s.D / 2, RotateIndex<X>{x, weights + at.norm, in.cosine, in.sine, position});
 }
@@ -214,11 +213,10 @@ void index_gradients(Device device, const IndexGradients<X>& to, const Index<X>&
 template <class Device, class X>
 void index_weight_gradients(Device device, Wide<X>* dweights, const IndexGradients<X>& from, const IndexShape& s,
                             const LayerInputs<X>& in, const IndexTensors& at, Wide<X> dloss, X* scaled) {
-    Wide<X>* const no_bias = nullptr;
     const int BT = in.B * in.T, row = int(s.row());
     each_element(device, BT, row, Scaled<X, X>{scaled, from.raw, dloss, row});
-    projection_backward_weight(device, dweights + at.wqk, no_bias, scaled, in.x, BT, in.C, row);
+    projection_backward_weight(device, dweights + at.wqk, nullptr, scaled, in.x, BT, in.C, row);
     each_element(device, BT, s.heads, Scaled<X, X>{scaled, from.w, dloss, s.heads});
-    projection_backward_weight(device, dweights + at.ww, no_bias, scaled, in.x, BT, in.C, s.heads);
+    projection_backward_weight(device, dweights + at.ww, nullptr, scaled, in.x, BT, in.C, s.heads);
     each_element(device, 1, 2 * s.D, AddChunks<Wide<X>>{dweights + at.norm, from.norm, NormSums<X>::chunks(s), 2 * s.D, dloss});
 }

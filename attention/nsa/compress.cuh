@@ -167,22 +167,20 @@ void add_column_sums(GPU device, Wide<X>* out, const X* matrix, size_t rows, int
 template <class Device, class X>
 void compress_forward(Device device, X* out, X* hidden, Heads<const X> inp, const X* weights, const Compressor& phi,
                       const CompressShape& s, const CompressWork<X>& work) {
-    const X* const no_bias = nullptr;
     const int keys = int(s.keys());
     each_element(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
     projection_forward(device, hidden, work.blocks, weights + phi.w1.offset, weights + phi.b1.offset, keys, s.width(), s.hidden);
     each_element(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
-    projection_forward(device, out, work.activated, weights + phi.w2.offset, no_bias, keys, s.hidden, s.HS);
+    projection_forward(device, out, work.activated, weights + phi.w2.offset, nullptr, keys, s.hidden, s.HS);
 }
 
 /// dinp (B, T, NKV, HS) = or += from dout (B, R, NKV, HS); the gradients of phi's tensors are added to dweights.
 template <class Device, class Y, class X>
 void compress_backward(Device device, Heads<Y> dinp, Wide<X>* dweights, const X* dout, const X* hidden, Heads<const X> inp,
                        const X* weights, const Compressor& phi, const CompressShape& s, const CompressWork<X>& work, Write write) {
-    Wide<X>* const no_bias = nullptr;
     const int keys = int(s.keys());
     each_element(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
-    projection_backward_weight(device, dweights + phi.w2.offset, no_bias, dout, work.activated, keys, s.hidden, s.HS);
+    projection_backward_weight(device, dweights + phi.w2.offset, nullptr, dout, work.activated, keys, s.hidden, s.HS);
     projection_backward_input(device, work.dhidden, dout, weights + phi.w2.offset, keys, s.hidden, s.HS, Write::overwrite);
     each_element(device, keys, s.hidden, ActivateHiddenBackward<X>{work.dhidden, hidden, s.hidden});
 

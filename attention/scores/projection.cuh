@@ -4,28 +4,40 @@
 #pragma once
 #include "model/operations/linear.cuh"
 
-/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null.
-template <class X>
-void projection_forward(CPU, X* out, const X* inp, const X* weight, const X* bias, int rows, int IN, int OUT) {
+/// Calls use(first, count) for pieces of the rows: on the CPU each by one thread, on a GPU all rows at once.
+template <class Use>
+void each_piece(CPU, int rows, Use use) {
     const int piece = 64;
 #pragma omp parallel for
-    for (int row = 0; row < rows; row += piece)
-        linear_forward(CPU{}, out + size_t(row) * OUT, inp + size_t(row) * IN, weight, bias, std::min(piece, rows - row), IN, OUT);
+    for (int first = 0; first < rows; first += piece) use(first, std::min(piece, rows - first));
+}
+#ifdef WITH_GPU
+template <class Use>
+void each_piece(GPU, int rows, Use use) {
+    use(0, rows);
+}
+#endif
+
+/// out (rows, OUT) = inp (rows, IN) weight^T + bias; bias (OUT) may be null.
+template <class Device, class X>
+void projection_forward(Device device, X* out, const X* inp, const X* weight, const std::type_identity_t<X>* bias, int rows, int IN,
+                        int OUT) {
+    each_piece(device, rows, [&](int row, int count) {
+        linear_forward(device, out + size_t(row) * OUT, inp + size_t(row) * IN, weight, bias, count, IN, OUT);
+    });
 }
 
 /// dinp (rows, IN) = or += dout (rows, OUT) weight.
-template <class X>
-void projection_backward_input(CPU, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
-    const int piece = 64;
-#pragma omp parallel for
-    for (int row = 0; row < rows; row += piece)
-        linear_backward_input(CPU{}, dinp + size_t(row) * IN, dout + size_t(row) * OUT, weight, std::min(piece, rows - row), IN,
-                              OUT, write);
+template <class Device, class X>
+void projection_backward_input(Device device, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
+    each_piece(device, rows, [&](int row, int count) {
+        linear_backward_input(device, dinp + size_t(row) * IN, dout + size_t(row) * OUT, weight, count, IN, OUT, write);
+    });
 }
 
 /// dweight (OUT, IN) += dout^T inp; dbias (OUT) += column sums of dout; dbias may be null.
 template <class X>
-void projection_backward_weight(CPU, X* dweight, X* dbias, const X* dout, const X* inp, int rows, int IN, int OUT) {
+void projection_backward_weight(CPU, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN, int OUT) {
     const int piece = 16;   // outputs
 #pragma omp parallel for
     for (int o0 = 0; o0 < OUT; o0 += piece) {
@@ -35,21 +47,10 @@ void projection_backward_weight(CPU, X* dweight, X* dbias, const X* dout, const 
             for (int o = o0; o < o0 + outputs; o++) dbias[o] += dout[size_t(row) * OUT + o];
     }
 }
-
 #ifdef WITH_GPU
-
-template <class X>
-void projection_forward(GPU device, X* out, const X* inp, const X* weight, const X* bias, int rows, int IN, int OUT) {
-    linear_forward(device, out, inp, weight, bias, rows, IN, OUT);
-}
-template <class X>
-void projection_backward_input(GPU device, X* dinp, const X* dout, const X* weight, int rows, int IN, int OUT, Write write) {
-    linear_backward_input(device, dinp, dout, weight, rows, IN, OUT, write);
-}
 template <class X>
 void projection_backward_weight(GPU device, Wide<X>* dweight, Wide<X>* dbias, const X* dout, const X* inp, int rows, int IN,
                                 int OUT) {
     linear_backward_weight(device, dweight, dbias, dout, inp, rows, IN, OUT, Write::add);
 }
-
 #endif
