@@ -99,65 +99,44 @@ struct GateMemory : GateArrays<W> {
     }
 };
 
-/// Element d of everything pooled from block c of key head kv; zero for an incomplete block, which no row reads.
-template <class X, class W>
-constexpr void pool_key(const GateMemory<W>& to, const X* k_pre, size_t row, const GateShape& s, int b, int kv, int c, int d) {
-    const size_t at = s.of_key(b, kv, c);
-    const int first = s.keys_begin(b, c);
-    W greatest = 0, smallest = 0, sum = 0;
-    int of_greatest = -1, of_smallest = -1;
-    for (int t = first; first >= 0 && t < first + s.block; t++) {
-        const W k = widened(k_pre[(size_t(b) * s.T + t) * row + size_t(kv) * s.HS + d]);
-        if (of_greatest < 0 || k > greatest) greatest = k, of_greatest = t;
-        if (of_smallest < 0 || k < smallest) smallest = k, of_smallest = t;
-        sum += k;
-    }
-    to.key_inputs[(at * 3 + 0) * s.HS + d] = greatest;
-    to.key_inputs[(at * 3 + 1) * s.HS + d] = smallest;
-    to.key_inputs[(at * 3 + 2) * s.HS + d] = sum / W(s.block);
-    to.extremes[(at * 2 + 0) * s.HS + d] = of_greatest;
-    to.extremes[(at * 2 + 1) * s.HS + d] = of_smallest;
-}
-
-template <class X, class W>
-constexpr void pool_query(const GateMemory<W>& to, const X* q_pre, size_t row, const GateShape& s, int b, int h, int r, int d) {
-    const GateShape::Span of = s.pooled(b, r);
-    W sum = 0;
-    for (int t = of.first; t < of.first + of.count; t++)
-        sum += widened(q_pre[(size_t(b) * s.T + t) * row + size_t(h) * s.HS + d]);
-    to.query_inputs[s.of_query(b, h, r) * s.HS + d] = of.count ? sum / W(of.count) : W(0);
-}
-
-/// The gradient of element d of one token's query, from the pooled query that it is part of.
-template <class W>
-constexpr W dquery(const GateArrays<W>& g, const GateShape& s, int b, int t, int h, int d) {
-    const int r = s.number(b, t) + (s.query == GateQuery::previous);
-    const GateShape::Span of = r < s.blocks() ? s.pooled(b, r) : GateShape::Span{0, 0};
-    return of.has(t) ? g.query_inputs[s.of_query(b, h, r) * s.HS + d] / W(of.count) : W(0);
-}
-
-template <class W>
-constexpr W dkey(const GateArrays<W>& g, const GateMemory<W>& of, const GateShape& s, int b, int t, int kv, int d) {
-    const int c = s.number(b, t), first = s.keys_begin(b, c);
-    if (first < 0 || !GateShape::Span{first, s.block}.has(t)) return 0;
-    const size_t at = s.of_key(b, kv, c);
-    W sum = g.key_inputs[(at * 3 + 2) * s.HS + d] / W(s.block);
-    for (int n = 0; n < 2; n++)
-        if (of.extremes[(at * 2 + n) * s.HS + d] == t) sum += g.key_inputs[(at * 3 + n) * s.HS + d];
-    return sum;
-}
-
 /// Rows are (b, block, query or key head).
 template <class X>
 struct PoolBlocks {
-    GateMemory<Wide<X>> to;
+    using W = Wide<X>;
+    GateMemory<W> to;
     const X *q_pre, *k_pre;
     size_t row;
     GateShape s;
     constexpr void operator()(unsigned at, int d) const {
         const int heads = s.NH + s.NKV, head = int(at) % heads, n = int(at) / heads % s.blocks(), b = int(at) / heads / s.blocks();
-        if (head < s.NH) pool_query(to, q_pre, row, s, b, head, n, d);
-        else pool_key(to, k_pre, row, s, b, head - s.NH, n, d);
+        if (head < s.NH) pool_query(b, head, n, d);
+        else pool_key(b, head - s.NH, n, d);
+    }
+
+    constexpr void pool_query(int b, int h, int r, int d) const {
+        const GateShape::Span of = s.pooled(b, r);
+        W sum = 0;
+        for (int t = of.first; t < of.first + of.count; t++)
+            sum += widened(q_pre[(size_t(b) * s.T + t) * row + size_t(h) * s.HS + d]);
+        to.query_inputs[s.of_query(b, h, r) * s.HS + d] = of.count ? sum / W(of.count) : W(0);
+    }
+    /// Element d of everything pooled from block c of key head kv; zero for an incomplete block, which no row reads.
+    constexpr void pool_key(int b, int kv, int c, int d) const {
+        const size_t at = s.of_key(b, kv, c);
+        const int first = s.keys_begin(b, c);
+        W greatest = 0, smallest = 0, sum = 0;
+        int of_greatest = -1, of_smallest = -1;
+        for (int t = first; first >= 0 && t < first + s.block; t++) {
+            const W k = widened(k_pre[(size_t(b) * s.T + t) * row + size_t(kv) * s.HS + d]);
+            if (of_greatest < 0 || k > greatest) greatest = k, of_greatest = t;
+            if (of_smallest < 0 || k < smallest) smallest = k, of_smallest = t;
+            sum += k;
+        }
+        to.key_inputs[(at * 3 + 0) * s.HS + d] = greatest;
+        to.key_inputs[(at * 3 + 1) * s.HS + d] = smallest;
+        to.key_inputs[(at * 3 + 2) * s.HS + d] = sum / W(s.block);
+        to.extremes[(at * 2 + 0) * s.HS + d] = of_greatest;
+        to.extremes[(at * 2 + 1) * s.HS + d] = of_smallest;
     }
 };
 template <class Device, class X>
@@ -175,8 +154,24 @@ struct PoolBackward {
     GateShape s;
     constexpr void operator()(unsigned token, int n) const {
         const int b = int(token) / s.T, t = int(token) % s.T, head = n / s.HS, d = n % s.HS, m = n - s.NH * s.HS;
-        if (m < 0) dq_pre[token * row + n] = dquery(g, s, b, t, head, d);
-        else dk_pre[token * row + m] = dkey(g, memory, s, b, t, head - s.NH, d);
+        if (m < 0) dq_pre[token * row + n] = dquery(b, t, head, d);
+        else dk_pre[token * row + m] = dkey(b, t, head - s.NH, d);
+    }
+
+    /// The gradient of element d of one token's query, from the pooled query that it is part of.
+    constexpr W dquery(int b, int t, int h, int d) const {
+        const int r = s.number(b, t) + (s.query == GateQuery::previous);
+        const GateShape::Span of = r < s.blocks() ? s.pooled(b, r) : GateShape::Span{0, 0};
+        return of.has(t) ? g.query_inputs[s.of_query(b, h, r) * s.HS + d] / W(of.count) : W(0);
+    }
+    constexpr W dkey(int b, int t, int kv, int d) const {
+        const int c = s.number(b, t), first = s.keys_begin(b, c);
+        if (first < 0 || !GateShape::Span{first, s.block}.has(t)) return 0;
+        const size_t at = s.of_key(b, kv, c);
+        W sum = g.key_inputs[(at * 3 + 2) * s.HS + d] / W(s.block);
+        for (int n = 0; n < 2; n++)
+            if (memory.extremes[(at * 2 + n) * s.HS + d] == t) sum += g.key_inputs[(at * 3 + n) * s.HS + d];
+        return sum;
     }
 };
 
