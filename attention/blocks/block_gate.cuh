@@ -31,7 +31,7 @@ struct GateShape {
 
     constexpr DocumentBlocks in_row() const { return {block, block, T, documents}; }
     /// The number of token t's block.
-    constexpr int number(int b, int t) const { return in_row().first(b, t) + in_row().inside(b, t) / block; }
+    constexpr int number(int b, int t) const { return in_row().first(b, t) + in_row().past(b, t); }
 
     /// The first token of block c of keys; -1: it is incomplete, or no block has this number.
     constexpr int keys_begin(int b, int c) const {

@@ -35,9 +35,6 @@ struct MeanGate {
     constexpr const Wide<X>* mean(int b, int h, int n) const {
         return means + (size_t(b) * choice.blocks() + n) * row() + size_t(h / (in.NH / in.NKV)) * in.HS;
     }
-    /// A token's past blocks: `past` of them, from number `first` on.
-    constexpr int first(int b, int t) const { return blocks().first(b, t); }
-    constexpr int past(int b, int t) const { return blocks().inside(b, t) / choice.block; }
 };
 
 template <class X>
@@ -56,8 +53,8 @@ void choose_by_scores(CPU, int* choice, const MeanGate<X>& g) {
                     gemm(Transpose::no, Transpose::yes, rows, r + 1, g.in.HS, X(1), g.in.query(g.in.q, b, t0, h), g.in.qk_row,
                          g.mean(b, h, 0), g.row(), X(0), scores.data(), r + 1);
                 for (int t = t0; t < t0 + rows; t++) {
-                    const int first = g.first(b, t);
-                    choose_blocks(team, choice + c.of_token(b, h, t), &scores[size_t(t - t0) * (r + 1) + first], rule, g.past(b, t), first);
+                    const int first = g.blocks().first(b, t), past = g.blocks().past(b, t);
+                    choose_blocks(team, choice + c.of_token(b, h, t), &scores[size_t(t - t0) * (r + 1) + first], rule, past, first);
                 }
             }
 }
@@ -68,7 +65,7 @@ void choose_by_scores(CPU, int* choice, const MeanGate<X>& g) {
 template <class X>
 __global__ void choose_by_means_kernel(int* choice, const __grid_constant__ MeanGate<X> g) {
     float* scores = &dynamic_shared<float>();
-    const int t = blockIdx.x, h = blockIdx.y, b = blockIdx.z, first = g.first(b, t), past = g.past(b, t);
+    const int t = blockIdx.x, h = blockIdx.y, b = blockIdx.z, first = g.blocks().first(b, t), past = g.blocks().past(b, t);
     const X* query = g.in.query(g.in.q, b, t, h);
     for (int n = threadIdx.x; n < past; n += WARP) {
         const float* mean = g.mean(b, h, first + n);

@@ -24,10 +24,6 @@ struct TokenGate {
 
     constexpr size_t rows() const { return size_t(s.B) * s.NKV * s.T; }
     constexpr const W* scores_of(int b, int kv, int t) const { return scores + ((size_t(b) * s.NKV + kv) * s.T + t) * s.blocks(); }
-
-    /// A token's past blocks: `past` of them, from number `first` on.
-    constexpr int first(int b, int t) const { return s.in_row().first(b, t); }
-    constexpr int past(int b, int t) const { return s.in_row().inside(b, t) / s.block; }
 };
 
 /// Positions of gate queries: as far from their document's blocks, which rotate_blocks() places at n block, as in the document alone.
@@ -36,7 +32,8 @@ struct PlaceGateQueries {
     TokenGate<W> gate;
     constexpr void operator()(unsigned row, int t) const {
         const int b = int(row) / gate.s.NKV;
-        gate.positions[size_t(row) * gate.s.T + t] = gate.first(b, t) * gate.s.block + gate.s.in_row().inside(b, t);
+        const DocumentBlocks blocks = gate.s.in_row();
+        gate.positions[size_t(row) * gate.s.T + t] = blocks.first(b, t) * blocks.length + blocks.inside(b, t);
     }
 };
 
@@ -79,8 +76,9 @@ struct ChooseByGate {
     TileChoice rule;
     template <class Team>
     constexpr void operator()(const Team& team, unsigned n) const {
-        const int t = int(n) % c.T, kv = int(n) / c.T % c.choosers, b = int(n) / c.T / c.choosers, first = gate.first(b, t);
-        choose_blocks(team, choice + c.of_token(b, kv, t), gate.scores_of(b, kv, t) + first, rule, gate.past(b, t), first);
+        const int t = int(n) % c.T, kv = int(n) / c.T % c.choosers, b = int(n) / c.T / c.choosers;
+        const int first = gate.s.in_row().first(b, t), past = gate.s.in_row().past(b, t);
+        choose_blocks(team, choice + c.of_token(b, kv, t), gate.scores_of(b, kv, t) + first, rule, past, first);
     }
 };
 template <class Device, class W>
@@ -100,7 +98,7 @@ struct TokenTeacher {
     constexpr int rows() const { return s.T; }
     constexpr Distillation::Row row(int b, int /*kv*/, int t) const {
         const int first = s.in_row().first(b, t);
-        return {first, first + s.in_row().inside(b, t) / s.block, lambda / float(s.NKV)};
+        return {first, first + s.in_row().past(b, t), lambda / float(s.NKV)};
     }
     constexpr W exponent(int b, int kv, int t, int c) const {
         const int group = s.NH / s.NKV, row = BlockQueries(s.in_row()).row(b, 0, t);   // without documents t

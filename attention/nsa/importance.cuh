@@ -40,7 +40,7 @@ struct Importance {
     constexpr DocumentBlocks compressed() const { return {grid.l, grid.d, T, documents}; }
     constexpr DocumentBlocks blocks() const { return {TILE, TILE, T, documents}; }
     /// The row's own block, counted from its document's first.
-    constexpr int own(int b, int row) const { return blocks().inside(b, token(row)) / TILE; }
+    constexpr int own(int b, int row) const { return blocks().past(b, token(row)); }
     /// The row sees compressed keys first_key() to past_key() - 1. Earlier keys do not affect its blocks; their p may be infinite.
     constexpr int first_key(int b, int row) const { return compressed().first(b, token(row)); }
     constexpr int past_key(int b, int row) const {
