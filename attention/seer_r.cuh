@@ -91,8 +91,6 @@ struct seer_r : Policy {
     GateShape gate_shape(const LayerShape& s, const Documents& documents = {}) const {
         return {s.B, s.T, NH, NKV, HS, block, GateQuery::first, documents};
     }
-    size_t wq_size() const { return size_t(NH) * HS * HS; }
-    size_t wk_size() const { return size_t(NKV) * HS * 3 * HS; }
 
     template <class W>
     struct Kept {
@@ -102,7 +100,7 @@ struct seer_r : Policy {
 
         Kept(const seer_r& p, std::byte* memory, const LayerShape& s)
             : allocator(memory), choice(allocator.take<int>(p.block_choice(s).size())),
-              dwq(allocator.take<W>(p.distils() * p.wq_size())), dwk(allocator.take<W>(p.distils() * p.wk_size())) {}
+              dwq(allocator.take<W>(p.distils() * p.wq.size)), dwk(allocator.take<W>(p.distils() * p.wk.size)) {}
     };
     template <class X>
     size_t kept_bytes(const LayerShape& s) const {
@@ -173,10 +171,8 @@ struct seer_r : Policy {
         clear_heads(device, Heads<W>{more.dq_pre, in.qk_row}, in.B * in.T, NH, HS);
         clear_heads(device, Heads<W>{more.dk_pre, in.qk_row}, in.B * in.T, NKV, HS);
         if (!distils()) return;
-        const size_t rows = size_t(NKV) * HS;
-        const int query = NH / NKV * HS, key = 3 * HS;
-        each_element(device, rows, query, AddScaled<W>{more.dweights + wq.offset, kept.dwq, more.dloss, query});
-        each_element(device, rows, key, AddScaled<W>{more.dweights + wk.offset, kept.dwk, more.dloss, key});
+        each_element(device, wq.size, 1, AddScaled<W>{more.dweights + wq.offset, kept.dwq, more.dloss});
+        each_element(device, wk.size, 1, AddScaled<W>{more.dweights + wk.offset, kept.dwk, more.dloss});
     }
 
     // ---- the paper's formulas without the above

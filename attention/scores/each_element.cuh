@@ -63,12 +63,11 @@ void clear_heads(Device device, Heads<Y> to, int tokens, int heads, int HS) {
     each_element(device, tokens, heads * HS, AddHeads<Y, Y>{to, {nullptr, 0}, false});
 }
 
-/// to (rows, width) += scale from.
+/// to += scale from. Rows are elements.
 template <class Y>
 struct AddScaled {
     Y* to;
     const Y* from;
     Y scale;
-    int width;
-    constexpr void operator()(unsigned row, int n) const { to[size_t(row) * width + n] += scale * from[size_t(row) * width + n]; }
+    constexpr void operator()(unsigned n, int) const { to[n] += scale * from[n]; }
 };
