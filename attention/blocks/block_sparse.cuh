@@ -124,9 +124,9 @@ struct BlockSparse : Policy {
 
         if (gates_heads()) head_gate_forward(device, state.score_inputs.gate, in, weights, head_gate_options());
         if (has_lists(in))
-            list_tiles(device, lists, kept.biases, static_cast<const Wide<X>*>(scores),
-                       mask == BlockMask::soft ? TileChoice{.dense_heads = NH} : choice, {s, dense()});
-        else spread_blocks(device, {}, kept.biases, static_cast<const Wide<X>*>(scores), {s, dense()});
+            list_tiles<Wide<X>>(device, lists, kept.biases, scores, mask == BlockMask::soft ? TileChoice{.dense_heads = NH} : choice,
+                                {s, dense()});
+        else spread_blocks<Wide<X>>(device, {}, kept.biases, scores, {s, dense()});
         const AttentionForward<X> a = sparse_arguments(in, state, kept, statistics);
         if (kept.biases) attend(device, BiasedTiles(*this), a, scratch);
         else attend(device, PlainTiles(*this), a, scratch);
@@ -139,9 +139,8 @@ struct BlockSparse : Policy {
         const GateShape s = gate_shape(in, in.documents);
         const Kept<W> kept(*this, state.kept, in);
         const BackwardScratch<X, Device> scratch(device, *this, workspace, in);
-        AttentionBackward<X> g{};
-        g.dout = dout, g.dq = to.q, g.dk = to.k, g.dv = to.v;
-        g.dgate = more.of.gate, g.dtile = scratch.dbiases, g.workspace = scratch.kernel;
+        AttentionBackward<X> g = kernel_gradients(dout, to, scratch.kernel);
+        g.dgate = more.of.gate, g.dtile = scratch.dbiases;
         if (scratch.dbiases) fill(device, scratch.dbiases, tile_pairs(in), W(0));   // unvisited tiles stay 0
         const AttentionForward<X> a = sparse_arguments(in, state, kept, Statistics<X>{});
         if (kept.biases) attend_backward(device, BiasedTiles(*this), a, g, scratch);

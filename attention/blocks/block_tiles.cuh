@@ -113,14 +113,14 @@ struct BlockLists {
 };
 
 /// Spreads the lists' blocks over tiles, and scores over the biases of tiles; either may be null.
-template <class Device, class W>
+template <class W, class Device>
 void spread_blocks(Device device, const BlockLists& to, W* biases, const W* scores, const BlockTiles& t) {
     each_element(device, size_t(t.s.B) * t.s.NH * t.tiles(), t.tiles(),
                  SpreadBlocks<W>{to.count, to.list, biases, to.block_count, to.blocks, scores, t});
 }
 
 /// Fills the lists by scores (B, NH, N, N), which may be null where all heads are dense, and the biases of tiles unless null.
-template <class Device, class W>
+template <class W, class Device>
 void list_tiles(Device device, const BlockLists& to, W* biases, const W* scores, const TileChoice& visited, const BlockTiles& t) {
     choose_tiles(device, to.block_count, to.blocks, scores, {t.s.B, t.s.NH, t.s.blocks()}, visited, FirstBlock{t.s});
     spread_blocks(device, to, biases, scores, t);

@@ -30,9 +30,7 @@ public:
         if (!is_output_) a.out = out_, a.lse = lse_;
         if (a.documents || !a.statistics.tile_max) a.statistics.tile_max = tile_max_;
         if (a.documents) {
-            W* const no_biases = nullptr;
-            const W* const no_scores = nullptr;
-            list_tiles(device, lists, no_biases, no_scores, TileChoice{.dense_heads = s.NH}, {s, s.NH});
+            list_tiles<W>(device, lists, nullptr, nullptr, TileChoice{.dense_heads = s.NH}, {s, s.NH});
             a.list = {lists.count, lists.list, tiles_of(s.T)};
             of_documents.forward(device, policy, a, {s.block, s.block, s.T, a.documents});
         } else {
