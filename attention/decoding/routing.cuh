@@ -130,14 +130,12 @@ __global__ void keep_content_kernel(const KVCache<GPU, X> content, X* q, const _
     const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % in.NH, t = warp / in.NH % in.T,
               b = warp / in.NH / in.T;
     if (b >= in.B) return;
-    using Normed = clustering::Normed<X>;
-    const Normed row(in.query(in.q_pre, b, t, h), in.HS);
+    const X* const from = in.query(in.q_pre, b, t, h);
+    const TeamNorm<float> norm(BlockTeam<1>(), from, in.HS);
     const X *query = in.query(in.q, b, t, h), *key = in.key(in.k, b, t, h), *value = in.value(b, t, h);
     const size_t at = content.head_at(to.sequence_of(b), h) + size_t(content.slots.slot(to.position(b, t))) * in.HS;
-    for (int n = 0; n < clustering::MOST; n++) {
-        if (!Normed::has(n, in.HS)) continue;
-        const int d = Normed::index(n);
-        const X normed = from_float<X>(row.n[n]);
+    for (int d = int(threadIdx.x) % WARP; d < in.HS; d += WARP) {
+        const X normed = from_float<X>(norm(to_float(from[d])));
         content.k[at + d] = h < local ? key[d] : normed, content.v[at + d] = value[d];
         if (q) q[(in.token(b, t) * in.NH + h) * in.HS + d] = h < local ? query[d] : normed;
     }

@@ -60,43 +60,86 @@ struct ClusterRows {
 /// The variance of q is about 1 after QK-norm: this only prevents a division by zero for constant vectors.
 inline constexpr double CLUSTER_EPS = 1e-12;
 
+/// n = (q - mean) rstd, by a team.
+template <class W>
+struct TeamNorm {
+    W mean, rstd;
+    template <class Team, class X>
+    constexpr TeamNorm(const Team& team, const X* q, int HS) {
+        W sum = 0, squares = 0;
+        for (int d = team.first(); d < HS; d += team.step()) sum += widened(q[d]);
+        mean = team.sum(sum) / W(HS);
+        for (int d = team.first(); d < HS; d += team.step()) squares += (widened(q[d]) - mean) * (widened(q[d]) - mean);
+        rstd = inverse_root(team.sum(squares) / W(HS) + W(CLUSTER_EPS));
+    }
+    constexpr W operator()(W q) const { return (q - mean) * rstd; }
+};
+
+/// Teams are (b, row, h).
+template <class X>
+struct ContentRows {
+    using Number = Wide<X>;
+    X *q, *k;
+    LayerInputs<X> in;
+    const int* tokens;
+    ClusterShape s;
+
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned n) const {
+        const int h = int(n) % s.NH, r = int(n) / s.NH % s.rows(), b = int(n) / s.NH / s.rows(), t = tokens[s.rows_of(b, h) + r];
+        X *const to_q = q + s.row(b, r, h), *const to_k = k + s.row(b, r, h);
+        if (t < 0) {
+            for (int d = team.first(); d < s.HS; d += team.step()) to_q[d] = to_k[d] = narrowed<X>(0);
+        } else if (h < s.local) {
+            const X *query = in.query(in.q, b, t, h), *key = in.key(in.k, b, t, h);
+            for (int d = team.first(); d < s.HS; d += team.step()) to_q[d] = query[d], to_k[d] = key[d];
+        } else {
+            const X* const from = in.query(in.q_pre, b, t, h);
+            const TeamNorm<Wide<X>> norm(team, from, s.HS);
+            for (int d = team.first(); d < s.HS; d += team.step()) to_q[d] = to_k[d] = narrowed<X>(norm(widened(from[d])));
+        }
+    }
+};
 /// Replaces the kernel's q and k, both (B, R, NH, HS): q and k in local heads, n for both in the others, 0 in padding.
 /// tokens (B, NH, R).
-template <class X>
-void content_rows(CPU, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int r = 0; r < s.rows(); r++)
-            for (int h = 0; h < s.NH; h++) {
-                const size_t at = s.row(b, r, h);
-                const int t = tokens[s.rows_of(b, h) + r];
-                if (t < 0) {
-                    std::fill_n(q + at, s.HS, X(0));
-                    std::fill_n(k + at, s.HS, X(0));
-                } else if (h < s.local) {
-                    std::copy_n(in.query(in.q, b, t, h), s.HS, q + at);
-                    std::copy_n(in.key(in.k, b, t, h), s.HS, k + at);
-                } else {
-                    layernorm_row(q + at, in.query(in.q_pre, b, t, h), s.HS, CLUSTER_EPS);
-                    std::copy_n(q + at, s.HS, k + at);
-                }
-            }
+template <class Device, class X>
+void content_rows(Device device, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
+    each_team<1>(device, size_t(s.B) * s.rows() * s.NH, ContentRows<X>{q, k, in, tokens, s});
 }
 
-/// Computes dq_pre (token stride `row`) from dn (B, T, NH, HS); zero in local heads.
+/// dx = (dn - mean(dn) - n mean(dn n)) rstd. Teams are (b, t, h).
 template <class X>
-void content_vectors_backward(CPU, X* dq_pre, size_t row, const X* dn, const LayerInputs<X>& in, const ClusterShape& s) {
-#pragma omp parallel for collapse(2)
-    for (int b = 0; b < s.B; b++)
-        for (int t = 0; t < s.T; t++)
-            for (int h = 0; h < s.NH; h++) {
-                X* to = dq_pre + in.token(b, t) * row + size_t(h) * s.HS;
-                std::fill_n(to, s.HS, X(0));
-                if (h < s.local) continue;
-                std::vector<X> normed(s.HS);
-                const X rstd = layernorm_row(normed.data(), in.query(in.q_pre, b, t, h), s.HS, CLUSTER_EPS);
-                layernorm_row_backward(to, dn + s.vector(b, t, h), normed.data(), rstd, s.HS);
-            }
+struct ContentVectorsBackward {
+    using Number = Wide<X>;
+    Number* dq_pre;
+    size_t row;
+    const Number* dn;
+    LayerInputs<X> in;
+    ClusterShape s;
+
+    template <class Team>
+    constexpr void operator()(const Team& team, unsigned n) const {
+        const int h = int(n) % s.NH, t = int(n) / s.NH % s.T, b = int(n) / s.NH / s.T;
+        const Number* const gradient = dn + s.vector(b, t, h);
+        const X* const from = in.query(in.q_pre, b, t, h);
+        Number* const to = dq_pre + in.token(b, t) * row + size_t(h) * s.HS;
+        if (h < s.local) {
+            for (int d = team.first(); d < s.HS; d += team.step()) to[d] = 0;
+            return;
+        }
+        const TeamNorm<Number> norm(team, from, s.HS);
+        Number mean = 0, product = 0;
+        for (int d = team.first(); d < s.HS; d += team.step()) mean += gradient[d], product += gradient[d] * norm(widened(from[d]));
+        mean = team.sum(mean) / Number(s.HS), product = team.sum(product) / Number(s.HS);
+        for (int d = team.first(); d < s.HS; d += team.step())
+            to[d] = (gradient[d] - mean - norm(widened(from[d])) * product) * norm.rstd;
+    }
+};
+/// Computes dq_pre (token stride `row`) from dn (B, T, NH, HS); zero in local heads.
+template <class Device, class X>
+void content_vectors_backward(Device device, Wide<X>* dq_pre, size_t row, const Wide<X>* dn, const LayerInputs<X>& in,
+                              const ClusterShape& s) {
+    each_team<1>(device, size_t(s.B) * s.T * s.NH, ContentVectorsBackward<X>{dq_pre, row, dn, in, s});
 }
 
 /// n = (q - mean) rstd.
@@ -257,82 +300,3 @@ template <class Device, class X>
 void pull_centroids(Device device, Wide<X>* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape& s, Wide<X> dloss) {
     each_element(device, size_t(s.routed()) * s.clusters, s.HS, PullCentroids<X>{dmu, sorted, ends, mu, s, dloss});
 }
-
-#ifdef WITH_GPU
-
-namespace clustering {
-inline constexpr int MOST = 4;   // elements of a head per lane: HS is at most 128
-
-/// n and 1 / deviation of a row; a lane of the warp has elements lane, lane + 32, ...
-template <class X>
-struct Normed {
-    float n[MOST], rstd;
-    __device__ __forceinline__ Normed(const X* q, int HS) {
-        float sum = 0, squares = 0;
-        for (int k = 0; k < MOST; k++) n[k] = has(k, HS) ? to_float(q[index(k)]) : 0, sum += n[k];
-        const float mean = warp_sum(sum) / HS;
-        for (int k = 0; k < MOST; k++) n[k] = has(k, HS) ? n[k] - mean : 0, squares += n[k] * n[k];
-        rstd = rsqrtf(warp_sum(squares) / HS + float(CLUSTER_EPS));
-        for (int k = 0; k < MOST; k++) n[k] *= rstd;
-    }
-    static __device__ __forceinline__ int index(int k) { return k * WARP + int(threadIdx.x) % WARP; }
-    static __device__ __forceinline__ bool has(int k, int HS) { return index(k) < HS; }
-};
-}   // namespace clustering
-
-/// One warp per head of a row.
-template <class X>
-__global__ void content_rows_kernel(X* q, X* k, const __grid_constant__ LayerInputs<X> in, const int* tokens,
-                                    const ClusterShape s) {
-    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, r = warp / s.NH % s.rows(),
-              b = warp / s.NH / s.rows();
-    if (b >= s.B) return;
-    const size_t at = s.row(b, r, h);
-    const int t = tokens[s.rows_of(b, h) + r];
-    if (t < 0) {
-        for (int d = int(threadIdx.x) % WARP; d < s.HS; d += WARP) q[at + d] = k[at + d] = from_float<X>(0);
-        return;
-    }
-    if (h < s.local) {
-        const X *query = in.query(in.q, b, t, h), *key = in.key(in.k, b, t, h);
-        for (int d = int(threadIdx.x) % WARP; d < s.HS; d += WARP) q[at + d] = query[d], k[at + d] = key[d];
-        return;
-    }
-    using Normed = clustering::Normed<X>;
-    const Normed row(in.query(in.q_pre, b, t, h), s.HS);
-    for (int n = 0; n < clustering::MOST; n++)
-        if (Normed::has(n, s.HS)) q[at + Normed::index(n)] = k[at + Normed::index(n)] = from_float<X>(row.n[n]);
-}
-
-/// dx = (dn - mean(dn) - n mean(dn n)) rstd.
-template <class X>
-__global__ void content_vectors_backward_kernel(float* dq_pre, size_t stride, const float* dn,
-                                                const __grid_constant__ LayerInputs<X> in, const ClusterShape s) {
-    const int warp = int(blockIdx.x * blockDim.x + threadIdx.x) / WARP, h = warp % s.NH, t = warp / s.NH % s.T,
-              b = warp / s.NH / s.T;
-    if (b >= s.B) return;
-    using Normed = clustering::Normed<X>;
-    const Normed row(in.query(in.q_pre, b, t, h), s.HS);
-    float gradient[clustering::MOST], sum = 0, product = 0;
-    for (int n = 0; n < clustering::MOST; n++) {
-        gradient[n] = Normed::has(n, s.HS) && h >= s.local ? dn[s.vector(b, t, h) + Normed::index(n)] : 0;
-        sum += gradient[n], product += gradient[n] * row.n[n];
-    }
-    sum = warp_sum(sum) / s.HS, product = warp_sum(product) / s.HS;
-    float* to = dq_pre + in.token(b, t) * stride + size_t(h) * s.HS;
-    for (int n = 0; n < clustering::MOST; n++)
-        if (Normed::has(n, s.HS)) to[Normed::index(n)] = h < s.local ? 0 : (gradient[n] - sum - row.n[n] * product) * row.rstd;
-}
-
-template <class X>
-void content_rows(GPU device, X* q, X* k, const LayerInputs<X>& in, const int* tokens, const ClusterShape& s) {
-    launch(device, content_rows_kernel<X>, blocks_for(size_t(s.B) * s.rows() * s.NH, 4), 4 * WARP, 0, q, k, in, tokens, s);
-}
-template <class X>
-void content_vectors_backward(GPU device, float* dq_pre, size_t row, const float* dn, const LayerInputs<X>& in,
-                              const ClusterShape& s) {
-    launch(device, content_vectors_backward_kernel<X>, blocks_for(size_t(s.B) * s.T * s.NH, 4), 4 * WARP, 0, dq_pre, row, dn, in,
-           s);
-}
-
-#endif

@@ -224,10 +224,10 @@ __device__ __forceinline__ float block_max(float x, float* parts, int warps) {
 
 // ---- teams
 
-/// A GPU's team of threads (each_team() in device.h says what its members do): a block of WARPS warps.
+/// A GPU's team of threads (each_team() in device.h says what its members do): WARPS warps, a block or, of one warp, a part of it.
 template <int WARPS>
 struct BlockTeam {
-    __device__ static int first() { return int(threadIdx.x); }
+    __device__ static int first() { return int(threadIdx.x) % step(); }
     static constexpr int step() { return WARPS * WARP; }
     __device__ static void sync() {
         if constexpr (WARPS == 1) __syncwarp();
@@ -243,6 +243,7 @@ struct BlockTeam {
         else return block_max(x, &dynamic_shared<float>(), WARPS);
     }
     __device__ static int place(bool yes, int& count) {
+        static_assert(WARPS > 1);
         auto& counts = dynamic_shared<int[WARPS]>();
         const int warp = int(threadIdx.x) / WARP, lane = int(threadIdx.x) % WARP;
         const unsigned those = __ballot_sync(ALL_LANES, yes);
@@ -274,14 +275,20 @@ struct BlockTeam {
 
 inline size_t blocks_for(size_t work, size_t per_block) { return (work + per_block - 1) / per_block; }
 
+inline constexpr int SMALL_TEAMS = 4;   // of one warp in a block, where there are many: a GPU holds more warps than blocks
+
 template <int WARPS, class Task>
-__global__ void __launch_bounds__(WARPS * WARP) each_team_kernel(const __grid_constant__ Task task) {
-    task(BlockTeam<WARPS>(), blockIdx.x);
+__global__ void __launch_bounds__((WARPS == 1 ? SMALL_TEAMS : WARPS) * WARP)
+    each_team_kernel(const __grid_constant__ Task task, unsigned teams) {
+    const unsigned n = blockIdx.x * (blockDim.x / (WARPS * WARP)) + threadIdx.x / (WARPS * WARP);
+    if (n < teams) task(BlockTeam<WARPS>(), n);
 }
 template <int WARPS, class Task>
 void each_team(GPU device, size_t teams, const Task& task, size_t scratch = 0) {
+    const int together = WARPS == 1 && scratch == 0 && teams >= 4096 ? SMALL_TEAMS : 1;
     const size_t shared = (WARP + scratch) * sizeof(float);
-    if (teams > 0) launch(device, each_team_kernel<WARPS, Task>, teams, WARPS * WARP, shared, task);
+    if (teams == 0) return;
+    launch(device, each_team_kernel<WARPS, Task>, blocks_for(teams, together), together * WARPS * WARP, shared, task, unsigned(teams));
 }
 
 /// Exit::usage for sizes that 16-byte loads cannot handle.
