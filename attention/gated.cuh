@@ -124,8 +124,17 @@ struct gated : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const auto scratch = backward_scratch<X>(device, workspace, in);
-        if (each) elements_backward(device, scratch, in, weights, state, dout, more);
-        else heads_backward(device, scratch, in, weights, state, dout, more);
+        const size_t tokens = size_t(in.B) * in.T, width = size_t(NH) * HS;
+        if (each) {
+            const X* const u = reinterpret_cast<const X*>(state.kept);
+            each_element(device, tokens, int(width), GateElementsBackward<X>{scratch.dout, scratch.du, dout, state.out, u, width});
+            input_projection_backward(device, more, scratch.du, gates.weight, int(width), in, weights);
+        } else {
+            Wide<X>* const du = more.of.gate;
+            gate_rows_backward(device, scratch.dout, du, dout, state.out, state.score_inputs.gate, tokens * NH, HS);
+            sigmoid_backward(device, du, state.score_inputs.gate, tokens * NH);
+            gates.backward(device, more, du, in, weights);
+        }
         attention_backward(device, plain(), ungated_arguments(in, state, Statistics<X>{}),
                            kernel_gradients<X>(scratch.dout, to, scratch.kernel));
     }
@@ -145,25 +154,4 @@ struct gated : Policy {
 private:
     /// The kernel's policy: causal attention.
     const Policy& plain() const { return *this; }
-
-    /// Computes the gradients of O (scratch.dout), x and w_theta from `dout`, the gradient of the gated output: form 0, form 1.
-    template <class Device, class X>
-    void heads_backward(Device device, const BackwardScratch<X>& scratch, const LayerInputs<X>& in, const X* weights,
-                        const LayerState<X>& state, const X* dout, ScoreInputGradients<X>& more) const {
-        const size_t heads = size_t(in.B) * in.T * NH;
-        Wide<X>* const du = more.of.gate;
-        gate_rows_backward(device, scratch.dout, du, dout, state.out, state.score_inputs.gate, heads, HS);
-        sigmoid_backward(device, du, state.score_inputs.gate, heads);
-        gates.backward(device, more, du, in, weights);
-    }
-    template <class Device, class X>
-    void elements_backward(Device device, const BackwardScratch<X>& scratch, const LayerInputs<X>& in, const X* weights,
-                           const LayerState<X>& state, const X* dout, ScoreInputGradients<X>& more) const {
-        const int tokens = in.B * in.T, width = NH * HS;
-        each_element(device, size_t(tokens), width,
-                     GateElementsBackward<X>{scratch.dout, scratch.du, dout, state.out, reinterpret_cast<const X*>(state.kept),
-                                             size_t(width)});
-        projection_backward_weight(device, more.dweights + gates.weight.offset, nullptr, scratch.du, in.x, tokens, C, width);
-        projection_backward_input(device, more.dx, scratch.du, weights + gates.weight.offset, tokens, C, width, Write::add);
-    }
 };

@@ -264,11 +264,11 @@ struct nsa : Policy {
             phi_backward(device, projected(work.dprojected, 0), projected(work.dprojected, 1), Write::overwrite, in, weights, kept,
                          more, work);
             clear_heads(device, Heads<Wide<X>>{more.dk_pre, in.qk_row}, BT, NKV, HS);
-            projection_backward(device, work.dprojected, projections, int(4 * kv()), in, weights, more);
+            input_projection_backward(device, more, work.dprojected, projections, int(4 * kv()), in, weights);
         }
         each_element(device, BT, BRANCHES * NH,
                     OpenGatesBackward<X>{work.logits, kept.branches, {work.dgate[CMP], work.dgate[SLC], work.dgate[WIN]}, NH});
-        projection_backward(device, work.logits, w_g, BRANCHES * NH, in, weights, more);
+        input_projection_backward(device, more, work.logits, w_g, BRANCHES * NH, in, weights);
     }
 
     // ---- accounting, and queries of a monitor
@@ -353,14 +353,5 @@ private:
                           blocks(in, in.documents), work.compress, Write::overwrite);
         compress_backward(device, dv, more.dweights, work.dv_compressed, kept.v_hidden, values(in, kept), weights, phi_v,
                           blocks(in, in.documents), work.compress, write_v);
-    }
-
-    /// Computes the gradients of x and of the weights from the gradient of `rows` projections of x.
-    template <class Device, class X>
-    void projection_backward(Device device, const X* dout, const Slot& weight, int rows, const LayerInputs<X>& in, const X* weights,
-                             ScoreInputGradients<X>& more) const {
-        const int BT = in.B * in.T;
-        projection_backward_weight(device, more.dweights + weight.offset, nullptr, dout, in.x, BT, C, rows);
-        projection_backward_input(device, more.dx, dout, weights + weight.offset, BT, C, rows, Write::add);
     }
 };

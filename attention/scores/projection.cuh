@@ -2,6 +2,7 @@
 // size, so that attention gives the same bits for any number of threads. (In a library's multithreaded product the split of sums
 // depends on the number of threads.)
 #pragma once
+#include "attention/mechanism.h"
 #include "model/operations/linear.cuh"
 
 /// Calls use(first, count) for pieces of the rows: on the CPU each by one thread, on a GPU all rows at once.
@@ -54,3 +55,12 @@ void projection_backward_weight(GPU device, Wide<X>* dweight, Wide<X>* dbias, co
     linear_backward_weight(device, dweight, dbias, dout, inp, rows, IN, OUT, Write::add);
 }
 #endif
+
+/// The backward pass of OUT projections of a layer's normed input by `weight` (OUT, C), without a bias: adds to to.dx and to the gradient
+/// of the weight, from dout (B, T, OUT).
+template <class Device, class X>
+void input_projection_backward(Device device, const ScoreInputGradients<X>& to, const X* dout, const Slot& weight, int OUT,
+                               const LayerInputs<X>& in, const X* weights) {
+    projection_backward_weight(device, to.dweights + weight.offset, nullptr, dout, in.x, in.B * in.T, in.C, OUT);
+    projection_backward_input(device, to.dx, dout, weights + weight.offset, in.B * in.T, in.C, OUT, Write::add);
+}
