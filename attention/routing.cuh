@@ -25,6 +25,7 @@
 #include "attention/masks/balanced_clusters.cuh"
 #include "attention/masks/clusters.cuh"
 #include "attention/scores/each_element.cuh"
+#include "attention/scores/layernorm.h"
 
 /// The mask over rows, by the positions of ClusterRows. Groups have up to R rows.
 struct ClusterPolicy : Policy {

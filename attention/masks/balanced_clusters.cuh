@@ -2,6 +2,7 @@
 // be in several clusters or in none, depending on later tokens.
 #pragma once
 #include <numeric>
+#include <vector>
 
 #include "attention/masks/clusters.cuh"
 #include "attention/masks/choice.cuh"

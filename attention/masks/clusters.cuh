@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
-#include <vector>
 
-#include "attention/kernel/naive.h"
 #include "attention/scores/each_element.cuh"
-#include "attention/scores/layernorm.h"
 
 struct ClusterShape {
     int B, T, NH, HS;
@@ -269,33 +266,30 @@ struct DivideByDocument {
     }
 };
 
-/// Element d of the gradient of centroid c of head h: K times the sum over its members of mu - r, r = n / sqrt(HS) on the unit
-/// sphere. With clusters of equal size the step's K / tokens makes that a mean. `sorted` (B, R, NH, HS) has n in the order of rows.
-template <class W, class X, class M>
-constexpr W centroid_pull(const X* sorted, const int* ends, const M* mu, const ClusterShape& s, int h, int c, int d) {
-    const W own = widened(mu[d]), scale = W(1) / std::sqrt(W(s.HS));
-    W sum = 0;
-    for (int b = 0; b < s.B; b++) {
-        const int* const end = ends + s.ends_of(b, h) + c;
-        for (int row = c > 0 ? end[-1] : 0; row < *end; row++) sum += own - scale * widened(sorted[s.row(b, row, h) + d]);
-    }
-    return sum * W(s.clusters);
-}
-
+/// Rows are (routed head, centroid).
 template <class X>
 struct PullCentroids {
-    Wide<X>* dmu;
+    using W = Wide<X>;
+    W* dmu;
     const X* sorted;
     const int* ends;
     const X* mu;
     ClusterShape s;
-    Wide<X> dloss;
+    W dloss;
     constexpr void operator()(unsigned centroid, int d) const {
         const int h = s.local + int(centroid) / s.clusters, c = int(centroid) % s.clusters;
-        dmu[s.centroid(h, c) + d] += dloss * centroid_pull<Wide<X>>(sorted, ends, mu + s.centroid(h, c), s, h, c, d);
+        const size_t at = s.centroid(h, c) + d;
+        const W own = widened(mu[at]), scale = W(1) / std::sqrt(W(s.HS));
+        W sum = 0;
+        for (int b = 0; b < s.B; b++) {
+            const int* const end = ends + s.ends_of(b, h) + c;
+            for (int row = c > 0 ? end[-1] : 0; row < *end; row++) sum += own - scale * widened(sorted[s.row(b, row, h) + d]);
+        }
+        dmu[at] += dloss * (sum * W(s.clusters));
     }
 };
-/// dmu (NH - local, K, HS) += dloss times centroid_pull().
+/// dmu (NH - local, K, HS) += dloss K times the sum over a centroid's members of mu - r, r = n / sqrt(HS) on the unit sphere. With
+/// clusters of equal size the step's K / tokens makes that a mean. `sorted` (B, R, NH, HS) has n in the order of rows.
 template <class Device, class X>
 void pull_centroids(Device device, Wide<X>* dmu, const X* sorted, const int* ends, const X* mu, const ClusterShape& s, Wide<X> dloss) {
     each_element(device, size_t(s.routed()) * s.clusters, s.HS, PullCentroids<X>{dmu, sorted, ends, mu, s, dloss});
