@@ -49,7 +49,7 @@ private:
     template <class Use>
     void each_pass(Device device, const AttentionForward<X>& a, const int* choice, Use use) const {
         if (rows_.slots == 0) return;
-        with_keys(a, [&](const auto& keys) {
+        const auto passes_with = [&](const auto& keys) {
             more_.gather_keys(device, a, keys);
             for (int first = 0; first < rows_.choice.slots; first += rows_.slots) {
                 BlockRows rows = rows_;
@@ -57,15 +57,10 @@ private:
                 list_block_rows(device, rows, choice);
                 use(more_arguments(a, rows, rows.tile_list()), rows, keys);
             }
-        });
-    }
-
-    /// Calls use(rows of the keys).
-    template <class Use>
-    void with_keys(const AttentionForward<X>& a, Use use) const {
+        };
         const int block = rows_.choice.block;
-        if (a.documents) use(BlockKeys({block, block, a.S, a.documents}));
-        else use(RowsInOrder{a.S});   // here neighbours are neighbours in memory
+        if (a.documents) passes_with(BlockKeys({block, block, a.S, a.documents}));
+        else passes_with(RowsInOrder{a.S});   // here neighbours are neighbours in memory
     }
 
     BlockRows rows_;

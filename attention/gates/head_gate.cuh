@@ -67,15 +67,6 @@ inline size_t head_gate_workspace(CPU, const LayerShape&) { return 0; }
 
 namespace head_gate {
 inline constexpr int WARPS = 8, TOKENS = 128;   // tokens per block in the sums of the weights' gradients
-
-/// u of (token n, head h), computed by one warp.
-template <class X>
-__device__ __forceinline__ float logit(const X* q, const X* k, const X* weights, const HeadGate& p, int h, int HS) {
-    const X* w = weights + p.weight + size_t(h) * 2 * HS;
-    float u = 0;
-    for (int d = threadIdx.x % WARP; d < HS; d += WARP) u += to_float(w[d]) * to_float(q[d]) + to_float(w[HS + d]) * to_float(k[d]);
-    return warp_sum(u) + to_float(weights[p.bias + h]);
-}
 }   // namespace head_gate
 
 /// One warp per (token, head). Forward: numbers = gate. Backward: numbers holds dgate on entry and dL/du on return.
@@ -84,7 +75,10 @@ __global__ void head_gate_kernel(float* numbers, const __grid_constant__ LayerIn
     const size_t at = size_t(blockIdx.x) * head_gate::WARPS + threadIdx.x / WARP;
     if (at >= size_t(in.B) * in.T * in.NH) return;
     const int n = int(at / in.NH), h = int(at % in.NH);
-    const float u = head_gate::logit(in.query(in.q_pre, 0, n, h), in.key(in.k_pre, 0, n, h), weights, p, h, in.HS);
+    const X *q = in.query(in.q_pre, 0, n, h), *k = in.key(in.k_pre, 0, n, h), *w = weights + p.weight + size_t(h) * 2 * in.HS;
+    float u = 0;
+    for (int d = threadIdx.x % WARP; d < in.HS; d += WARP) u += to_float(w[d]) * to_float(q[d]) + to_float(w[in.HS + d]) * to_float(k[d]);
+    u = warp_sum(u) + to_float(weights[p.bias + h]);
     if (threadIdx.x % WARP) return;
     if (BACKWARD) numbers[at] = h < p.dense ? 0 : numbers[at] * p.slope(u);
     else numbers[at] = h < p.dense ? 1 : p.gate(u);
