@@ -72,13 +72,12 @@ class Section:
         self.tables, self.folded = self._tables()
 
     def reading(self):
-        """The sentences of README.md on these runs, which are those of results/: its last paragraph without a table."""
+        """The first sentences of README.md on these runs, which are those of results/, behind their place in brackets."""
         form = rf'^\*\*{self.name}\*\*{", medium" if self.scale == "medium" else "(?!, medium)"}.*?(?=^\*\*\w|^##|^Engines:|\Z)'
         found = re.search(form, (HERE / 'README.md').read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
         if not found or not self.committed or self.scale not in ('reduced', 'medium'): return ''
-        paragraphs = [words for words in found[0].split('\n\n')[1:] if not words.startswith(('|', '  '))]
-        words = ' '.join(paragraphs) or found[0].partition('): ')[2]   # behind the place of the runs
-        sentences = re.split(r'(?<=[a-z)\d]\.) (?=[A-Za-z])', ' '.join(words.split()))
+        words = ' '.join(found[0].split()).partition('): ')[2]
+        sentences = re.split(r'(?<=[a-z)\d]\.) (?=[A-Za-z])', words)
         return ' '.join(sentences[:3])
 
     def setup(self):
