@@ -89,10 +89,8 @@ def planted_log(folder, losses, val_loss, vocab=512):
     """A run's log as the trainer writes it."""
     folder.mkdir(parents=True)
     config = {'event': 'config', 'step': 0, 'variant': 'x', 'parameters': 1, 'options': '', 'model': {'vocab_size': vocab}}
-    steps = [
-        {'step': n + 1, 'tokens': 64 * (n + 1), 'loss': loss, 'grad_norm': 1.0, 'lr': 1e-3, 'ms': 2.0}
-        for n, loss in enumerate(losses)
-    ]
+    steps = [{'step': n + 1, 'tokens': 64 * (n + 1), 'loss': loss, 'grad_norm': 1.0, 'lr': 1e-3, 'ms': 2.0}
+             for n, loss in enumerate(losses)]
     end = [{'step': len(losses), 'val_loss': val_loss, 'val_bpb': None},
            {'event': 'done', 'step': len(losses), 'loss': losses[-1], 'val_loss': val_loss, 'weights_hash': 'ab', 'seconds': 1}]
     (folder / 'log.jsonl').write_text('\n'.join(json.dumps(r) for r in [config, *steps, *end]) + '\n')
@@ -132,51 +130,36 @@ def edge_cases(work):
     check('differences of 0 do not count for the sign', close(stats.compare({1: 1.0, 2: 2.0, 3: 1.0}, {1: 0.5, 2: 2.0, 3: 0.5}).sign_p, 0.5) and
           math.isnan(stats.compare({1: 1.0}, {1: 1.0}).sign_p))
     tie = stats.compare(dict(base), base)
-    check(
-        'arms that are equal to the bit',
-        tie.mean == tie.half_width == 0
-        and claims.judge_seeds(tie, claim, 'paper').word == 'contradicted'
-        and claims.judge_seeds(tie, claim, 'reduced').word == 'equivalent to 0',
-    )
+    check('arms that are equal to the bit', tie.mean == tie.half_width == 0
+          and claims.judge_seeds(tie, claim, 'paper').word == 'contradicted'
+          and claims.judge_seeds(tie, claim, 'reduced').word == 'equivalent to 0')
     transience(claim)
     missing = stats.compare({1: 2.9, 3: 3.1001}, base)
-    check(
-        'a seed without a partner makes no pair',
-        missing.pairs == 2 and missing.unpaired == [2] and 'seed 2 has no partner' in line_of(claim, missing, 'paper'),
-    )
+    check('a seed without a partner makes no pair',
+          missing.pairs == 2 and missing.unpaired == [2] and 'seed 2 has no partner' in line_of(claim, missing, 'paper'))
     bad = planted_log(work / 'nan', [6, math.nan], None)
     check('a loss that is not finite is a diverged run', bad['val_loss'] is None and 'not finite' in bad['diverged'], bad)
     worse = planted_log(work / 'worse', [6, 9], 9.0)
     check('and so is one that is worse than guessing', 'worse than a guess' in worse['diverged'])
     check('a sound one is not', 'diverged' not in planted_log(work / 'sound', [6, 5], 5.0))
     diverged = stats.compare({1: 2.9, 2: bad['val_loss'], 3: 3.1001}, base)
-    check(
-        'it is counted and out of the interval',
-        diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in line_of(claim, diverged, 'reduced'),
-    )
+    check('it is counted and out of the interval',
+          diverged.pairs == 2 and diverged.diverged == [2] and '1 diverged (seed 2)' in line_of(claim, diverged, 'reduced'))
     evaluation(work / 'evaluation')
     one = stats.compare({1: 2.9}, {1: 3.0})
     got = claims.judge_seeds(one, claim, 'paper')
-    check(
-        'one pair is unresolved, with the reason',
-        got.word == 'unresolved' and got.reason == 'one pair of seeds' and math.isnan(one.p),
-    )
+    check('one pair is unresolved, with the reason', got.word == 'unresolved' and got.reason == 'one pair of seeds' and math.isnan(one.p))
     check('and so is none', claims.judge_seeds(stats.compare({}, base), claim, 'paper').reason.startswith('no pair of seeds'))
     zero = {'number': 0.0, 'tolerance': 0.01}
     near = stats.compare({s: 3 + d for s, d in enumerate([0.001, -0.001, 0.002])}, dict.fromkeys(range(3), 3.0))
     check('a claim of 0 is reproduced within its tolerance', claims.judge_seeds(near, zero, 'paper').word == 'reproduced')
-    arms = [
-        stats.compare({s: 3 + m + d for s, d in enumerate([0.01, -0.01, 0.012, -0.008])}, dict.fromkeys(range(4), 3.0))
-        for m in (0.02, 0.019, 0.018, 0.017)
-    ]
+    arms = [stats.compare({s: 3 + m + d for s, d in enumerate([0.01, -0.01, 0.012, -0.008])}, dict.fromkeys(range(4), 3.0))
+            for m in (0.02, 0.019, 0.018, 0.017)]
     before = [claims.judge_seeds(c, {'number': 0.02, 'tolerance': 0}, 'reduced').word for c in arms]
     stats.adjust(arms)
     after = [claims.judge_seeds(c, {'number': 0.02, 'tolerance': 0}, 'reduced') for c in arms]
-    check(
-        "Holm takes back what only one of four tests would have said",
-        'same sign' in before and any('Holm' in v.reason for v in after),
-        (before, after),
-    )
+    check("Holm takes back what only one of four tests would have said", 'same sign' in before and any('Holm' in v.reason for v in after),
+          (before, after))
 
 
 def transience(claim):
@@ -208,29 +191,20 @@ def transience(claim):
 def evaluation(folder):
     """The log of --eval-log: no steps, the loss by position."""
     folder.mkdir(parents=True)
-    bins = [
-        {'first': 0, 'last': 3, 'targets': 8, 'loss': 5.0, 'stderr': 0.1},
-        {'first': 4, 'last': 7, 'targets': 0, 'loss': None, 'stderr': None},
-        {'first': 8, 'last': 11, 'targets': 8, 'loss': 4.0, 'stderr': None},
-    ]
-    records = [
-        {'event': 'config', 'step': 12, 'evaluates': 'x', 'model': {'vocab_size': 512}},
-        {'step': 12, 'val_loss': 4.5, 'val_bpb': 6.5},
-        {'event': 'sparse_reading', 'step': 12, 'attention': 'psa', 'of': 'validation', 'pairs_read': 0.4, 'mass_kept': 0.9},
-        {'event': 'loss_by_position', 'step': 12, 'bins': bins},
-        {'event': 'done', 'step': 12, 'val_loss': 4.5, 'seconds': 1.0},
-    ]
+    bins = [{'first': 0, 'last': 3, 'targets': 8, 'loss': 5.0, 'stderr': 0.1},
+            {'first': 4, 'last': 7, 'targets': 0, 'loss': None, 'stderr': None},
+            {'first': 8, 'last': 11, 'targets': 8, 'loss': 4.0, 'stderr': None}]
+    records = [{'event': 'config', 'step': 12, 'evaluates': 'x', 'model': {'vocab_size': 512}},
+               {'step': 12, 'val_loss': 4.5, 'val_bpb': 6.5},
+               {'event': 'sparse_reading', 'step': 12, 'attention': 'psa', 'of': 'validation', 'pairs_read': 0.4, 'mass_kept': 0.9},
+               {'event': 'loss_by_position', 'step': 12, 'bins': bins}, {'event': 'done', 'step': 12, 'val_loss': 4.5, 'seconds': 1.0}]
     (folder / 'log.jsonl').write_text('\n'.join(map(json.dumps, records)) + '\n')
     result = results.result_of(folder)
     check('the log of an evaluation is a result', result['val_loss'] == 4.5 and 'diverged' not in result and result['steps'] == 0, result)
-    check(
-        'with the loss at the middle of each bin that has one', result['by_position'] == [[1.5, 5.0], [9.5, 4.0]], result['by_position']
-    )
-    check(
-        'and what a sparse mechanism has read',
-        result['sparse_reading'] == {'validation': {'pairs_read': 0.4, 'mass_kept': 0.9}},
-        result['sparse_reading'],
-    )
+    check('with the loss at the middle of each bin that has one', result['by_position'] == [[1.5, 5.0], [9.5, 4.0]],
+          result['by_position'])
+    check('and what a sparse mechanism has read', result['sparse_reading'] == {'validation': {'pairs_read': 0.4, 'mass_kept': 0.9}},
+          result['sparse_reading'])
 
 
 # ----------------------------------------------------------------------------------------------------------------- ledger
@@ -246,23 +220,14 @@ def ledgers(work):
     with contextlib.redirect_stderr(said):
         cut = ledger.Ledger(path)
         cut.append('done', key='c', result={})
-    check(
-        'a line cut in half: those before stay, and it says so',
-        set(cut.finished) == {'a', 'c'} and 'ledger.jsonl:2: is cut short' in said.getvalue(),
-        said.getvalue(),
-    )
+    check('a line cut in half: those before stay, and it says so',
+          set(cut.finished) == {'a', 'c'} and 'ledger.jsonl:2: is cut short' in said.getvalue(), said.getvalue())
     check('the next line is whole', path.read_bytes().startswith(whole[:-20] + b'\n{"event":"done"'))
-    check(
-        'keys: what changes no result does not count',
-        ledger.key_of('x', {'lr': 1, 'threads': 1, 'out': 'a'}, 'c', 'd') == ledger.key_of('x', {'out': 'b', 'lr': 1}, 'c', 'd'),
-    )
+    check('keys: what changes no result does not count',
+          ledger.key_of('x', {'lr': 1, 'threads': 1, 'out': 'a'}, 'c', 'd') == ledger.key_of('x', {'out': 'b', 'lr': 1}, 'c', 'd'))
     key = ledger.key_of('x', {'lr': 1}, 'c', 'd')
-    others = [
-        ledger.key_of('y', {'lr': 1}, 'c', 'd'),
-        ledger.key_of('x', {'lr': 2}, 'c', 'd'),
-        ledger.key_of('x', {'lr': 1}, 'e', 'd'),
-        ledger.key_of('x', {'lr': 1}, 'c', 'e'),
-    ]
+    others = [ledger.key_of('y', {'lr': 1}, 'c', 'd'), ledger.key_of('x', {'lr': 2}, 'c', 'd'), ledger.key_of('x', {'lr': 1}, 'e', 'd'),
+              ledger.key_of('x', {'lr': 1}, 'c', 'e')]
     check('keys: variant, options, commit and data do', key not in others and len(set(others)) == 4)
     with ledger.lock(work / 'locks/a'): check('a run that is being done is taken', not ledger.lock(work / 'locks/a'))
     check('and free afterwards', ledger.lock(work / 'locks/a'))
@@ -278,11 +243,8 @@ def ledgers(work):
         said = str(refused)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
-    check(
-        'a full disk is a sentence, and the file as it was',
-        'make room or give another --ledger' in said and path.read_bytes() == before,
-        said,
-    )
+    check('a full disk is a sentence, and the file as it was',
+          'make room or give another --ledger' in said and path.read_bytes() == before, said)
 
 
 def main(here):
