@@ -1,6 +1,5 @@
 """Shared by all of these programs: the tree's root, errors with an exit code, Python packages."""
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -33,12 +32,6 @@ def split_at_dashes(arguments):
     """The words of a command line before `--` and those behind it, which other programs get; None stands for sys.argv."""
     words = sys.argv[1:] if arguments is None else arguments
     return (words[:words.index('--')], words[words.index('--') + 1:]) if '--' in words else (words, [])
-
-
-def quoted(arguments, without):
-    """A command line without one of its words, for a shell; None stands for sys.argv."""
-    words = sys.argv[1:] if arguments is None else arguments
-    return shlex.join(word for word in words if word != without)
 
 
 def guarded(main):

@@ -2,13 +2,15 @@
 later ones take from the results of earlier ones."""
 import math
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from statistics import mean, median
 
 from jobs import Jobs, human_time, places, weights_of
 from ledger import Ledger, key_of
-from packages import EXIT_DATA, EXIT_FAILED, EXIT_SIGNAL, ROOT, Refused, quoted
+from packages import EXIT_DATA, EXIT_FAILED, EXIT_SIGNAL, ROOT, Refused
 from plan import TIMED, Planner
 from prepare import Data, engine_commit
 from results import flops_of, loss_of_sweep, table_rows
@@ -148,7 +150,7 @@ class Work:
 
     def submission(self, program, arguments):
         """Print the sbatch command of each stage, which waits for the one before."""
-        words, after = quoted(arguments, '--slurm'), ''
+        words, after = shlex.join(word for word in arguments or sys.argv[1:] if word != '--slurm'), ''
         for stage in self.planner.stages():
             alone = ' --exclusive' if stage in ('timing', *TIMED) else ''
             print(f'job=$(sbatch --parsable --array=0-{len(self.runs(stage)) - 1}{after}{alone} scripts/experiments/array.sbatch '
@@ -182,10 +184,11 @@ class Work:
     def perform(self):
         """Perform stage after stage; return the exit code."""
         for stage in self.asked_stages():
-            if stage != 'sweep' and self.planner.rates: self.require_finished('sweep')
-            if stage == 'seconds': self.require_finished('timing')
+            for before in (['sweep'] if stage != 'sweep' and self.planner.rates else []) + (['timing'] if stage == 'seconds' else []):
+                self.require(self.runs(before), f'stage {before} has {{}} runs that are not finished; finish them first')
             runs = self.asked_runs(stage)
-            self.require_origins(runs)
+            self.require([origin for run in runs for origin in run.origins], '{} runs whose weights later ones start from are not '
+                         'finished; run.py without --stage does them first')
             self.label(runs)
             kept = {origin.key for later in self.planner.stages() for run in self.runs(later) for origin in run.origins}
             if stage == 'sweep' and kept: kept = {run.key for run in runs}   # the best rate is not known yet
@@ -196,16 +199,10 @@ class Work:
             if stage == 'sweep' and self.session.options.run is None: self.tell_rates()
         return 0
 
-    def require_origins(self, runs):
-        """Refuse runs that start from unfinished ones."""
-        if missing := {origin.key for run in runs for origin in self.unfinished(run.origins)}:
-            raise Refused(f'{self.experiment.name}: {len(missing)} runs whose weights later ones start from are not finished; '
-                          'run.py without --stage does them first')
-
-    def require_finished(self, stage):
-        """Refuse to go on after an unfinished stage."""
-        if missing := self.unfinished(self.runs(stage)):
-            raise Refused(f'{self.experiment.name}: stage {stage} has {len(missing)} runs that are not finished; finish them first')
+    def require(self, runs, words):
+        """Refuse to go on after unfinished runs, whose number stands in the words."""
+        if missing := {run.key for run in self.unfinished(runs)}:
+            raise Refused(f'{self.experiment.name}: {words.format(len(missing))}')
 
     def label(self, runs):
         """Record which runs belong to this experiment; others may share them."""
