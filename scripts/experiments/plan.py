@@ -284,16 +284,15 @@ class Planner:
     """The runs of one experiment at one scale. Optional functions give what only a session knows: `rate_of(arm)` the best factor of the
     scale's rate, `steps_of(run)` its steps for equal seconds, `flops(run)` the FLOPs of a token, None where the trainer is not built."""
 
-    def __init__(self, experiment, scale, arms=None, seeds=None, rate_of=None, steps_of=None, flops=None, settings=None):
+    def __init__(self, experiment, scale, arms=None, seeds=None, rate_of=lambda arm: 1.0, steps_of=lambda run: run.steps,
+                 flops=lambda run: None, settings=None):
         self.experiment, self.scale, self.table = experiment, scale, experiment.scale(scale)
         self.arms = experiment.chosen_arms(scale, arms)
         for name in settings or []: choose('setting', name, experiment.settings)
         self.only = settings or experiment.settings
         self.asked, self.seeds = seeds, self.table['seeds'] if seeds is None else seeds
         self.rates = self.table.get('rates') or experiment.sweep.get('rates', [])
-        self.rate_of = rate_of or (lambda arm: 1.0)
-        self.steps_of = steps_of or (lambda run: run.steps)
-        self.flops = flops or (lambda run: None)
+        self.rate_of, self.steps_of, self.flops = rate_of, steps_of, flops
 
     def relative_seconds(self, arm, setting=None):
         """Expected time of a step against the baseline's."""
