@@ -72,12 +72,6 @@ def stretch(ax, xs):
     ax.minorticks_off()
 
 
-def by_setting(e, runs, points_of):
-    """Panels of the settings, with a line for each arm of points_of(its runs)."""
-    return {e.label(setting): {arm: points_of(own) for arm, own in of.groupby('arm', sort=False)}
-            for setting, of in runs.groupby('setting', sort=False)}
-
-
 def mean_curve(runs, key):
     """The mean over sound runs of a curve [[x, y], ...] of their results."""
     curves = [record['result'].get(key) for record in runs.record if record['event'] == 'done']
@@ -89,7 +83,8 @@ def draw_series(e, runs, key, label, x, begin=0.0, baseline=None):
     def late(own):
         points = mean_curve(own, key)
         return [(at, value) for at, value in points if at >= begin * points[-1][0]]
-    panels = by_setting(e, runs, late)
+    panels = {e.label(setting): {arm: late(own) for arm, own in of.groupby('arm', sort=False)}
+              for setting, of in runs.groupby('setting', sort=False)}
     for lines in panels.values() if baseline else ():
         base = dict(lines.pop(baseline, []))
         for arm, points in lines.items(): lines[arm] = [(at, value - base[at]) for at, value in points if at in base]

@@ -121,15 +121,16 @@ def horizon_table(horizons, baseline):
 
 def grid_table(e, runs, column='loss'):
     """Mean loss (or accuracy, the best arm first) of arms x settings, and how many runs diverged (or have learnt the task)."""
-    arms, settings, form = list(runs.arm.unique()), list(runs.setting.unique()), '.3f' if column == 'loss' else '.2f'
+    arms, settings = list(runs.arm.unique()), list(runs.setting.unique())
+    count, form = (diverged, '.3f') if column == 'loss' else (learnt, '.2f')
     cells = runs.groupby(['arm', 'setting'])[column].agg(lambda values: mean_cell(values, form)).unstack(fill_value=EMPTY)
-    counts = pd.Series({arm: (diverged if column == 'loss' else learnt)(own) for arm, own in runs.groupby('arm')})
+    counts = pd.Series({arm: count(own) for arm, own in runs.groupby('arm')})
     if column == 'accuracy':
         common = runs.groupby('setting').filter(lambda own: own.arm.nunique() == len(arms))
         means = runs[runs.setting.isin(common.setting)].groupby(['arm', 'setting']).accuracy.mean().groupby('arm').mean()
         arms = sorted(arms, key=lambda arm: -means.get(arm, 0))
     table = cells.loc[arms, settings].rename(columns=e.label)
-    table.insert(0, 'diverged' if column == 'loss' else 'learnt', counts)
+    table.insert(0, count.__name__, counts)
     return table.reset_index().rename_axis(columns=None)
 
 
