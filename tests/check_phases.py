@@ -118,7 +118,7 @@ def released(work):
 
 
 def step_times(work):
-    for n in (1, 2, 5, 6, 9, 20):
+    for n in (1, 2, 5, 6, 7, 9, 20):
         middle, low, high, coverage = median_interval(list(range(n)))
         k = int(low)                          # values are their own ranks
         of_scipy = max(0, 1 - 2 * reference.binom.cdf(k, n, 0.5))
