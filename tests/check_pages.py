@@ -58,7 +58,7 @@ def losses_and_differences(page):
               f'(p {asga_equal[0].adjusted:.3f} after Holm\'s correction) and {apart(asga_equal[1])} above it')
     check('the page: signs of e1, e2 and e5', max(dsa.mean, asga.mean, *(c.mean for c in equal('dsa'))) < 0 < asga_equal[1].mean)
     dense, sinks = ([spread(page.values('e8_streaming', arm, setting)) for setting in ('trained', 'far')] for arm in ('causal', 'sinks'))
-    page.says('e8_streaming', f'causal has {dense[0]} in rows of 512 and {dense[1]} in rows of 8,192, sinks trained so {sinks[0]} and {sinks[1]}')
+    page.says('e8_streaming', 'causal has {} in rows of 512 and {} in rows of 8,192'.format(*dense), 'trained so {} and {}'.format(*sinks))
     recalled = {arm: page.values('e7_recall', arm, 'mqar_2', 'accuracy') for arm in ('causal', 'sliding_window', 'dsa')}
     page.says('MQAR', f'causal has {spread(recalled["causal"], ".2f")} of MQAR with two pairs, sliding_window and dsa '
               f'{numpy.mean(recalled["sliding_window"]):.2f} and {numpy.mean(recalled["dsa"]):.2f}')
