@@ -48,8 +48,7 @@ def losses_and_differences(page):
     """e1, e2, e5, e7 and e8."""
     of, published = page.comparison, {c['id']: c['number'] for c in page.report.claims}
     dsa, asga = of('e2_dsa', 'dsa', 'causal'), of('e1_asga', 'asga', 'causal')
-    page.says('e1 and e2', f'dsa is {apart(dsa)} below causal (published {-published["dsa_loss"]:.3f})',
-              f"at step 250 dsa's lead is {-dsa.half:.3f}",
+    page.says('e1 and e2', f"dsa's lead of {apart(dsa)} (published {-published['dsa_loss']:.3f}) is {-dsa.half:.3f} at step 250",
               f'asga is {apart(asga)} below causal, where document 000 has it {published["asga_loss"]:.3f} above',
               f'as printed, it costs {of("e1_asga", "asga_no_geometry", "asga").mean:.3f}')
     equal = lambda arm: [of('e5_isoflop', arm, 'causal', setting) for setting in ('flops', 'seconds')]
