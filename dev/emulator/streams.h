@@ -1,6 +1,5 @@
 // Streams, events and graphs. Work given to a stream is queued. A GPU may run it at once or much later, so the seed chooses:
 //
-//
 //   seed 0      at once: program order, for debugging
 //   seed 1      as late as possible: only when something waits for it
 //   seeds 2, 3  every second stream at once, the others late: streams run far ahead of each other
@@ -163,16 +162,16 @@ public:
     CUgraph_st* end_capture(CUstream_st& stream, const Location& at) {
         CUgraph_st* graph = stream.capture;
         if (!graph) throw Error(place(at) + ": the stream is not being captured");
-        const std::set<size_t> reached = ancestors(*graph, stream.heads);
-        captures_.erase(graph);
-        bool joined = true;
-        for (CUstream_st& branch : streams_) {
-            if (branch.capture != graph) continue;
-            for (size_t head : branch.heads) joined &= reached.count(head) > 0;
-            branch.capture = nullptr;
-            branch.heads.clear();
+        std::set<size_t> ends;   // nodes that no other node comes after
+        for (size_t n = 0; n < graph->nodes.size(); n++) {
+            ends.insert(n);
+            for (size_t before : graph->nodes[n].after) ends.erase(before);
         }
-        if (joined) return graph;
+        for (size_t head : stream.heads) ends.erase(head);
+        captures_.erase(graph);
+        for (CUstream_st& branch : streams_)
+            if (branch.capture == graph) branch.capture = nullptr, branch.heads.clear();
+        if (ends.empty()) return graph;
         delete graph;
         throw Error(place(at) + ": the capture ends before a stream that was forked from it is joined");
     }
@@ -209,17 +208,6 @@ private:
         std::vector<Node>& nodes = stream.capture->nodes;
         nodes.push_back({at, std::move(work), stream.heads});
         stream.heads = {nodes.size() - 1};
-    }
-
-    static std::set<size_t> ancestors(const CUgraph_st& graph, std::vector<size_t> open) {
-        std::set<size_t> found;
-        while (!open.empty()) {
-            const size_t node = open.back();
-            open.pop_back();
-            if (!found.insert(node).second) continue;
-            open.insert(open.end(), graph.nodes[node].after.begin(), graph.nodes[node].after.end());
-        }
-        return found;
     }
 
     /// Seed 0: in the order of the capture. Seed 1: the newest first. Others: random.
