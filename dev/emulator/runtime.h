@@ -1,7 +1,6 @@
 // Implementation of the CUDA runtime's functions. Conditions that a correct program handles (no device, no memory, work not yet done)
 // are error codes, as in CUDA; a mistake of the program throws an Error that names its line.
 #pragma once
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -83,24 +82,5 @@ inline void check_copy(const void* to, const void* from, size_t bytes, cudaMemcp
 /// Host memory that the device cannot access. With it cudaMemcpyAsync is not asynchronous: the driver copies a source aside before
 /// the call returns, and the call returns only when a destination has its bytes.
 inline bool pageable(const void* address) { return !runtime().memory.find(address); }
-
-// ---- events
-
-/// Throws for a captured event: it is an edge of the graph and never occurs by itself.
-inline void require_not_captured(const CUevent_st& event, const Location& at) {
-    if (event.capture) throw Error(place(at) + ": the event was recorded in a capture; the host cannot wait for it");
-}
-
-inline cudaDeviceProp properties(int device) {
-    cudaDeviceProp properties{};
-    std::strcpy(properties.name, "emulated GPU");
-    properties.totalGlobalMem = options().device_bytes;
-    properties.sharedMemPerBlockOptin = max_shared();
-    properties.major = options().capability / 10, properties.minor = options().capability % 10;
-    properties.multiProcessorCount = 4;
-    properties.l2CacheSize = 50 << 20;
-    properties.pciBusID = device;
-    return properties;
-}
 
 }   // namespace emulator

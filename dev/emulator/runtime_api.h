@@ -24,8 +24,11 @@ inline cudaError_t cudaGetDevice(int* device) {
     return emulator::result(emulator::options().devices ? cudaSuccess : cudaErrorNoDevice);
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-    if (device < 0 || device >= emulator::options().devices) return emulator::result(cudaErrorInvalidDevice);
-    *properties = emulator::properties(device);
+    const emulator::Options& options = emulator::options();
+    if (device < 0 || device >= options.devices) return emulator::result(cudaErrorInvalidDevice);
+    *properties = {.name = "emulated GPU", .totalGlobalMem = options.device_bytes, .sharedMemPerBlockOptin = emulator::max_shared(),
+                   .major = options.capability / 10, .minor = options.capability % 10, .multiProcessorCount = 4,
+                   .l2CacheSize = 50 << 20, .pciDomainID = 0, .pciBusID = device, .pciDeviceID = 0};
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -172,10 +175,12 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     return done();
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event, EMULATOR_AT) {
-    std::lock_guard inside(emulator::runtime().mutex);
-    emulator::require_not_captured(emulator::event(event, at), at);
-    if (event->point.stream) emulator::runtime().run_until(event->point);
-    return emulator::done();
+    using namespace emulator;
+    std::lock_guard inside(runtime().mutex);
+    const CUevent_st& awaited = emulator::event(event, at);
+    if (awaited.capture) throw emulator::Error(place(at) + ": the event was recorded in a capture; the host cannot wait for it");
+    if (awaited.point.stream) runtime().run_until(awaited.point);
+    return done();
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end, EMULATOR_AT) {
     std::lock_guard inside(emulator::runtime().mutex);

@@ -34,7 +34,6 @@ typedef enum {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1,
     ncclSystemError = 2,
-    ncclInternalError = 3,
     ncclInvalidArgument = 4,
     ncclInvalidUsage = 5,
     ncclRemoteError = 6,
@@ -136,7 +135,6 @@ inline const char* ncclGetErrorString(ncclResult_t result) {
         case ncclSuccess: return "no error";
         case ncclUnhandledCudaError: return "unhandled cuda error";
         case ncclSystemError: return "unhandled system error";
-        case ncclInternalError: return "internal error";
         case ncclInvalidArgument: return "invalid argument";
         case ncclInvalidUsage: return "invalid usage";
         case ncclRemoteError: return "remote process exited or there was a network error";
