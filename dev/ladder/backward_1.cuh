@@ -4,11 +4,10 @@
 // with heads of 128 more than the 255 registers that it can have, and the rest lies in its local memory.
 #pragma once
 #include "dev/ladder/backward_problem.h"
-#include "dev/ladder/rung_1.cuh"
 
 namespace backward_1 {
 
-using rung_1::dot_product, rung_1::THREADS;
+inline constexpr int THREADS = 128;
 
 struct PairGradient {
     float p, dz;   // P_ij, and dz_ij / sqrt(HS)
@@ -19,17 +18,6 @@ __device__ __forceinline__ PairGradient pair_gradient(const LadderProblem& p, in
     const size_t query = p.at(b, i, h), key = p.at(b, j, h), row = p.row_at(b, i, h);
     const float weight = exp2_of(dot_product<HS>(p.q + query, p.k + key) * to_base_2(HS) - p.lse[row] * LOG2_E);
     return {weight, weight * (dot_product<HS>(p.dout + query, p.v + key) - p.D[row]) * rsqrtf(float(HS))};
-}
-
-/// sums += factor row
-template <int HS>
-__device__ __forceinline__ void add_row(float (&sums)[HS], float factor, const bf16* row) {
-#pragma unroll
-    for (int d = 0; d < HS; d += 8) {
-        const Packed<bf16> x = load_packed(row + d);
-#pragma unroll
-        for (int n = 0; n < 8; n++) sums[d + n] += factor * x[n];
-    }
 }
 
 template <int HS>

@@ -10,9 +10,7 @@ template <int HS>
 __global__ void row_products_kernel(const LadderProblem p) {
     const int i = int(blockIdx.x) * int(blockDim.x) + int(threadIdx.x), h = blockIdx.y, b = blockIdx.z;
     if (i >= p.T) return;
-    float sum = 0;
-    for (int d = 0; d < HS; d++) sum += to_float(p.dout[p.at(b, i, h) + d]) * to_float(p.out[p.at(b, i, h) + d]);
-    p.D[p.row_at(b, i, h)] = sum;
+    p.D[p.row_at(b, i, h)] = dot_product<HS>(p.dout + p.at(b, i, h), p.out + p.at(b, i, h));
 }
 
 inline void row_products(GPU device, const LadderProblem& p) {

@@ -43,6 +43,30 @@ __device__ __forceinline__ void fetch(bf16 (&to)[ROWS][COLUMNS], const bf16* hea
     }
 }
 
+/// The product of two rows of a head.
+template <int HS>
+__device__ __forceinline__ float dot_product(const bf16* q, const bf16* k) {
+    float sum = 0;
+#pragma unroll 4
+    for (int d = 0; d < HS; d += 8) {
+        const Packed<bf16> x = load_packed(q + d), y = load_packed(k + d);
+#pragma unroll
+        for (int n = 0; n < 8; n++) sum += x[n] * y[n];
+    }
+    return sum;
+}
+
+/// sums += factor row
+template <int HS>
+__device__ __forceinline__ void add_row(float (&sums)[HS], float factor, const bf16* row) {
+#pragma unroll
+    for (int d = 0; d < HS; d += 8) {
+        const Packed<bf16> x = load_packed(row + d);
+#pragma unroll
+        for (int n = 0; n < 8; n++) sums[d + n] += factor * x[n];
+    }
+}
+
 /// Calls run(std::integral_constant<int, HS>).
 template <class Run>
 void for_ladder_head_size(int HS, Run run) {

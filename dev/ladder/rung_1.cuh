@@ -11,18 +11,6 @@ namespace rung_1 {
 inline constexpr int THREADS = 128;
 
 template <int HS>
-__device__ __forceinline__ float dot_product(const bf16* q, const bf16* k) {
-    float sum = 0;
-#pragma unroll 4
-    for (int d = 0; d < HS; d += 8) {
-        const Packed<bf16> x = load_packed(q + d), y = load_packed(k + d);
-#pragma unroll
-        for (int n = 0; n < 8; n++) sum += x[n] * y[n];
-    }
-    return sum;
-}
-
-template <int HS>
 __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem p) {
     const int i = int(blockIdx.x) * THREADS + int(threadIdx.x), h = blockIdx.y, b = blockIdx.z;
     if (i >= p.T) return;
@@ -34,12 +22,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem 
     for (int j = 0; j <= i; j++) {
         const float weight = exp2_of((dot_product<HS>(q, p.k + p.at(b, j, h)) - largest) * to_base_2(HS));
         total += weight;
-#pragma unroll
-        for (int d = 0; d < HS; d += 8) {
-            const Packed<bf16> v = load_packed(p.v + p.at(b, j, h) + d);
-#pragma unroll
-            for (int n = 0; n < 8; n++) out[d + n] += weight * v[n];
-        }
+        add_row(out, weight, p.v + p.at(b, j, h));
     }
 #pragma unroll
     for (int d = 0; d < HS; d++) p.out[p.at(b, i, h) + d] = from_float<bf16>(out[d] / total);

@@ -29,16 +29,6 @@ __device__ __forceinline__ float dot_product(const Packed<bf16> (&q)[HS / 8], co
 }
 
 template <int HS>
-__device__ __forceinline__ void add_value(float (&out)[HS], float weight, const bf16 (&v)[HS]) {
-#pragma unroll
-    for (int d = 0; d < HS; d += 8) {
-        const Packed<bf16> y = load_packed(&v[d]);
-#pragma unroll
-        for (int n = 0; n < 8; n++) out[d + n] += weight * y[n];
-    }
-}
-
-template <int HS>
 __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem p) {
     auto& shared = dynamic_shared<Shared<HS>>();
     const int i0 = int(blockIdx.x) * QUERIES, i = i0 + int(threadIdx.x), h = blockIdx.y, b = blockIdx.z;
@@ -63,7 +53,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem 
         for (int r = 0; r < KEYS && j0 + r <= i; r++) {
             const float weight = exp2_of((dot_product(q, shared.k[r]) - largest) * to_base_2(HS));
             total += weight;
-            add_value(out, weight, shared.v[r]);
+            add_row(out, weight, shared.v[r]);
         }
     }
     if (i >= p.T) return;
