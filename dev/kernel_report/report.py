@@ -107,14 +107,8 @@ def readable(mangled):
     """attention_forward_kernel<ForwardShape<bf16,64,false>,false,causal>: demangled, without spaces, result and parameters."""
     program = shutil.which("cu++filt") or shutil.which("c++filt")
     if not program: return mangled
-    name = subprocess.run([program], input=mangled, capture_output=True, text=True).stdout.strip()
-    depth = 0
-    for n, letter in enumerate(name):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and depth == 0 and not name.startswith("(anonymous", n):
-            name = name[:n]
-            break
-    return name.replace("__nv_bfloat16", "bf16").replace("void ", "", 1).replace(" ", "")
+    name = subprocess.run([program, "-p"], input=mangled, capture_output=True, text=True).stdout.strip()
+    return name.replace("__nv_bfloat16", "bf16").replace(" ", "")
 
 
 # ------------------------------------------------------------------------------------------------------------------------- counting
