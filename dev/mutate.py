@@ -29,13 +29,10 @@ SWAPS = [(' + ', ' - '), (' - ', ' + '), (' * ', ' + '), (' < ', ' <= '), (' <= 
          (' != ', ' == '), (' && ', ' || '), (' || ', ' && '), (' += ', ' -= '), ('++', '--')]
 
 
-def git(*words):
-    return subprocess.run(['git', '-C', str(ROOT), *words], capture_output=True, text=True, check=True).stdout
-
-
 def sources(patterns):
     """Files of the engine whose path or name fits one of the patterns."""
-    files = [f for f in git('ls-files', *SOURCES).split() if f.endswith(('.cpp', '.cu', '.cuh', '.h'))]
+    tracked = subprocess.run(['git', '-C', ROOT, 'ls-files', *SOURCES], capture_output=True, text=True, check=True).stdout.split()
+    files = [f for f in tracked if f.endswith(('.cpp', '.cu', '.cuh', '.h'))]
     return [f for f in files if not patterns or any(fnmatch.fnmatch(f, p) or fnmatch.fnmatch(pathlib.Path(f).name, p) for p in patterns)]
 
 
@@ -103,12 +100,6 @@ def failing(file, limit):
     return ''
 
 
-def refresh_copy():
-    """Brings the copy to the state of the tree; only files that differ are written, so that make rebuilds little."""
-    if not COPY.exists(): copy_tree(COPY)
-    update(ROOT, COPY, TREE)
-
-
 def try_mutant(number, mutant, limit):
     """Prints what became of a mutant; returns 'killed', 'survived' or 'invalid'."""
     file, line, operator, new = mutant
@@ -141,7 +132,8 @@ def main():
     if options.list:
         for number in range(1, options.mutants + 1): print(number, *draw(generator, lines)[:3])
         return 0
-    refresh_copy()
+    if not COPY.exists(): copy_tree(COPY)
+    update(ROOT, COPY, TREE)
     count, sound = {'killed': 0, 'survived': 0, 'invalid': 0}, set()
     while count['killed'] + count['survived'] < options.mutants:
         mutant = draw(generator, lines)
