@@ -27,6 +27,38 @@ inline Timing timing_of(std::vector<double> seconds) {
     return {(seconds[(n - 1) / 2] + seconds[n / 2]) / 2, (seconds[3 * (n - 1) / 4] - seconds[(n - 1) / 4]) / 2};
 }
 
+/// x (n) = numbers of mean 0 and variance 1, evenly spread: a hash of the index (SplitMix64). Zeros would not do: their products
+/// take less power, and so less time.
+template <class X>
+__global__ void random_kernel(X* x, size_t n, uint64_t seed) {
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
+        uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        x[i] = from_float<X>((float(uint32_t(z >> 40)) * 0x1p-23f - 1) * 1.7320508f);
+    }
+}
+template <class X>
+void fill_random(GPU device, X* x, size_t n, uint64_t seed) {
+    launch(device, random_kernel<X>, std::min<size_t>(blocks_for(n, 256), 4096), 256, 0, x, n, seed);
+}
+
+/// An array in the device's memory, filled with random numbers.
+template <class X>
+class RandomArray {
+public:
+    RandomArray(GPU device, size_t n, uint64_t seed) {
+        check(cudaMalloc(&data_, n * sizeof(X)));
+        fill_random(device, data_, n, seed);
+    }
+    RandomArray(const RandomArray&) = delete;
+    ~RandomArray() { cudaFree(data_); }
+    operator X*() const { return data_; }
+
+private:
+    X* data_ = nullptr;
+};
+
 /// Reads everything and keeps nothing: the cache then holds clean lines of x, which cost the next kernel no time to evict.
 template <class Word>
 __global__ void read_kernel(const Word* x, size_t n, int* never) {
@@ -86,16 +118,22 @@ public:
 
     /// From one buffer to another, each sixteen times as large as the cache.
     double copy_rate() {
-        const size_t bytes = 16 * cache_bytes_;
-        std::byte *from = nullptr, *to = nullptr;
-        check(cudaMalloc(&from, bytes)), check(cudaMalloc(&to, bytes));
+        const size_t n = 16 * cache_bytes_ / sizeof(float), bytes = n * sizeof(float);
+        const RandomArray<float> from(device_, n, 1), to(device_, n, 2);
         check(cudaMemsetAsync(from, 1, bytes, device_.stream));
         const Timing t = time([&] { check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device_.stream)); });
-        check(cudaFree(from)), check(cudaFree(to));
         return 2.0 * double(bytes) / t.seconds;
     }
 
-    double matmul_rate();
+    double matmul_rate() {
+        const int side = effort_.matmul_side();
+        const size_t n = size_t(side) * side;
+        const RandomArray<bf16> a(device_, n, 1), b(device_, n, 2), c(device_, n, 3);
+        const bf16* const no_bias = nullptr;
+        bf16 *left = a, *right = b, *product = c;
+        auto multiply = [&] { linear_forward(device_, product, left, right, no_bias, side, side, side); };
+        return 2.0 * double(n) * side / time(multiply, Caches::as_they_are).seconds;
+    }
 
     Ceilings ceilings() { return {copy_rate(), matmul_rate()}; }
     GPU device() const { return device_; }
@@ -113,48 +151,6 @@ private:
     int4* other_data_ = nullptr;
     std::vector<cudaEvent_t> starts_, stops_;
 };
-
-/// x (n) = numbers of mean 0 and variance 1, evenly spread: a hash of the index (SplitMix64). Zeros would not do: their products
-/// take less power, and so less time.
-template <class X>
-__global__ void random_kernel(X* x, size_t n, uint64_t seed) {
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
-        uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-        x[i] = from_float<X>((float(uint32_t(z >> 40)) * 0x1p-23f - 1) * 1.7320508f);
-    }
-}
-template <class X>
-void fill_random(GPU device, X* x, size_t n, uint64_t seed) {
-    launch(device, random_kernel<X>, std::min<size_t>(blocks_for(n, 256), 4096), 256, 0, x, n, seed);
-}
-
-/// An array in the device's memory, filled with random numbers.
-template <class X>
-class RandomArray {
-public:
-    RandomArray(GPU device, size_t n, uint64_t seed) {
-        check(cudaMalloc(&data_, n * sizeof(X)));
-        fill_random(device, data_, n, seed);
-    }
-    RandomArray(const RandomArray&) = delete;
-    ~RandomArray() { cudaFree(data_); }
-    operator X*() const { return data_; }
-
-private:
-    X* data_ = nullptr;
-};
-
-inline double Bench::matmul_rate() {
-    const int side = effort_.matmul_side();
-    const size_t n = size_t(side) * side;
-    const RandomArray<bf16> a(device_, n, 1), b(device_, n, 2), c(device_, n, 3);
-    const bf16* const no_bias = nullptr;
-    bf16 *left = a, *right = b, *product = c;
-    auto multiply = [&] { linear_forward(device_, product, left, right, no_bias, side, side, side); };
-    return 2.0 * double(n) * side / time(multiply, Caches::as_they_are).seconds;
-}
 
 /// "| rate | share of its ceiling |", empty where nothing is counted.
 inline std::string rate_columns(double amount, double seconds, double ceiling, double unit, const char* format) {
