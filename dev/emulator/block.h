@@ -54,7 +54,6 @@ struct PendingCopy {
     int group;
 };
 
-struct Block;
 struct Thread;
 
 /// All threads of a block at a barrier, or all lanes of a warp at an operation: each waits until the last has arrived.
@@ -68,12 +67,10 @@ struct Meeting {
     std::array<char, 2> signs{};   // for ThreadSanitizer, alternating: a thread ahead at the next meeting must not order this one
 };
 
-struct Thread {
+struct alignas(64) Thread {   // a line of the cache for all that a switch needs
     Context context;
-    char* stack = nullptr;
     int index = 0;           // threadIdx.x
     bool started = false, ended = false;
-    Block* block = nullptr;
     Meeting* warp = nullptr;
     Meeting* waits_at = nullptr;
     void* argument = nullptr;   // of a warp operation: the last lane to arrive does the work for all
@@ -183,7 +180,7 @@ private:
     void become(Thread& thread);
     void resume(Context& from, Thread& to, bool for_good = false);
     void run_body();
-    Thread* end(Thread& thread, char* stack);
+    Thread* end(Thread& thread);
     void abandon();
     std::string deadlock() const;
 };

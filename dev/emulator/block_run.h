@@ -10,12 +10,11 @@ namespace emulator {
 
 inline void Worker::begin(Thread& thread, int index_in_block) {
     if (thread.started && !thread.ended) {   // left by a failed launch
-        if (!FINDS_RACES) stacks.give_back(thread.stack);
+        if (!FINDS_RACES) stacks.give_back(thread.context.stack);
         thread.context.tsan_fiber = nullptr;
     }
     thread.index = index_in_block;
     thread.started = thread.ended = false;
-    thread.block = block;
     thread.warp = &block->warps[size_t(index_in_block / LANES)];
     thread.waits_at = nullptr;
     thread.copies.clear();
@@ -53,12 +52,11 @@ inline void Worker::begin(uint3 index, uint64_t number) {
 /// Gives a thread its stack and the frame that the first switch restores.
 EMULATOR_PLAIN inline void Worker::start(Thread& thread) {
     Quiet quiet;
-    if (!FINDS_RACES || !thread.stack) thread.stack = stacks.take();   // ThreadSanitizer: a stack stays with its fiber
+    char*& stack = thread.context.stack;
+    if (!FINDS_RACES || !stack) stack = stacks.take();   // ThreadSanitizer: a stack stays with its fiber
     thread.started = true;
-    permit(thread.stack, STACK_BYTES);   // the frames of an abandoned thread
-    thread.context.stack = thread.stack;
-    thread.context.stack_bytes = STACK_BYTES;
-    thread.context.stack_pointer = first_frame(thread.stack, size_t(thread.index), &Worker::fiber);
+    permit(stack, STACK_BYTES);   // the frames of an abandoned thread
+    thread.context.stack_pointer = first_frame(stack, size_t(thread.index), &Worker::fiber);
 }
 
 EMULATOR_PLAIN inline void Worker::become(Thread& thread) {
@@ -111,20 +109,17 @@ inline bool Worker::nap() {
 EMULATOR_PLAIN inline void Worker::fiber() {
     Worker& me = *worker;
     arrive_on_new_fiber(me.origin);
-    char* stack = self->stack;
     for (;;) {
         Thread& thread = *self;
         acquire(me.launch_sign);
         acquire(me.block->sign_before());
         me.run_body();
         release(me.block->sign_after());
-        Thread* next = me.end(thread, stack);
+        Thread* next = me.end(thread);
         if (!next) switch_context(thread.context, me.origin, true);
         if (next->started || FINDS_RACES) me.resume(thread.context, *next, true);
         next->started = true;
-        next->stack = stack;
-        next->context.stack = stack;
-        next->context.stack_bytes = STACK_BYTES;
+        next->context.stack = thread.context.stack;
         me.become(*next);
     }
 }
@@ -148,7 +143,7 @@ inline void Worker::run_body() {
 }
 
 /// Takes a thread off the list; returns the next one to run. Its stack is free unless an unstarted thread takes it over.
-inline Thread* Worker::end(Thread& thread, char* stack) {
+inline Thread* Worker::end(Thread& thread) {
     Quiet quiet;
     wake_up();
     thread.ended = true;
@@ -159,7 +154,7 @@ inline Thread* Worker::end(Thread& thread, char* stack) {
         failure = join(kernel->name(), ", ", where, ": ends with cp.async copies that it never waited for");
     }
     Thread* next = failed ? nullptr : ready.next();
-    if (!FINDS_RACES && (!next || next->started)) stacks.give_back(stack);
+    if (!FINDS_RACES && (!next || next->started)) stacks.give_back(thread.context.stack);
     return next;
 }
 

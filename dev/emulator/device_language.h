@@ -68,7 +68,7 @@ void __stcg(T* to, std::type_identity_t<T> value) {
 
 // ---- barriers
 inline void __syncthreads(emulator::Location at = emulator::Location::current()) {
-    emulator::meet(emulator::self->block->barrier, "__syncthreads", nullptr, at, [] {});
+    emulator::meet(emulator::worker->block->barrier, "__syncthreads", nullptr, at, [] {});
 }
 inline void __syncwarp(unsigned mask = 0xffffffff, emulator::Location at = emulator::Location::current()) {
     emulator::require_all_lanes("__syncwarp", mask, at);

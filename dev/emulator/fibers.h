@@ -20,8 +20,8 @@ inline constexpr size_t STACK_BYTES = SANITIZED ? 256 << 10 : 64 << 10;
 /// A resumable point of execution: a fiber, or the OS thread's own stack.
 struct Context {
     void* stack_pointer = nullptr;   // at the last switch
-    const void* stack = nullptr;     // lowest byte of its stack, and the size
-    size_t stack_bytes = 0;
+    char* stack = nullptr;           // lowest byte of its stack, and the size
+    size_t stack_bytes = STACK_BYTES;
     void* tsan_fiber = nullptr;      // ThreadSanitizer's name for it
 };
 
@@ -97,7 +97,9 @@ EMULATOR_PLAIN inline void arrive_on_new_fiber([[maybe_unused]] Context& origin)
     const void* bottom;
     size_t bytes;
     __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
-    if (!origin.stack) origin.stack = bottom, origin.stack_bytes = bytes;   // later fibers may be entered from other fibers
+    if (origin.stack) return;   // later fibers may be entered from other fibers
+    origin.stack = static_cast<char*>(const_cast<void*>(bottom));
+    origin.stack_bytes = bytes;
 #endif
 }
 

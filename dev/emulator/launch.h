@@ -91,6 +91,6 @@ void launch(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, int t
 }
 
 /// The shared memory of the calling thread's block.
-inline void* dynamic_shared() { return self->block->shared.begin(); }
+inline void* dynamic_shared() { return worker->block->shared.begin(); }
 
 }   // namespace emulator

@@ -39,7 +39,7 @@ void ldmatrix(uint32_t (&registers)[N], const void* row, Location at = Location:
     static_assert(N == 1 || N == 2 || N == 4);
     if (self->lane() < 8 * N) {
         if (reinterpret_cast<uintptr_t>(row) % 16) fail_at(at, "ldmatrix: the address of a row is not a multiple of 16");
-        if (!self->block->shared.contains(row, 16)) fail_at(at, "ldmatrix: a row does not lie in the block's shared memory");
+        if (!worker->block->shared.contains(row, 16)) fail_at(at, "ldmatrix: a row does not lie in the block's shared memory");
     }
     LoadMatrix mine{row, registers};
     meet_in_warp("ldmatrix", mine, at, load_matrices<N, transposed>);
@@ -99,7 +99,7 @@ inline void cp_async(void* to, const void* from, int bytes, int take, Location a
     auto misplaced = [bytes](const void* address) { return reinterpret_cast<uintptr_t>(address) % unsigned(bytes) != 0; };
     if (misplaced(to)) fail_at(at, "cp.async: the destination's address is not a multiple of ", bytes);
     if (take && misplaced(from)) fail_at(at, "cp.async: the source's address is not a multiple of ", bytes);
-    if (!self->block->shared.contains(to, size_t(bytes))) fail_at(at, "cp.async: the destination is not in shared memory");
+    if (!worker->block->shared.contains(to, size_t(bytes))) fail_at(at, "cp.async: the destination is not in shared memory");
     char* destination = static_cast<char*>(to);
     for (int i = 0; i < bytes; i++) destination[i] = char(poison());   // not quiet: from here on another thread's access is a race
     Quiet quiet;
