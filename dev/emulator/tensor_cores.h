@@ -20,15 +20,10 @@ struct LoadMatrix {
 template <int MATRICES, bool TRANSPOSED>
 void load_matrices(LoadMatrix** lanes) {
     for (int m = 0; m < MATRICES; m++) {
-        uint16_t matrix[8][8];
-        for (int i = 0; i < 8; i++) {
-            const uint16_t* row = static_cast<const uint16_t*>(lanes[8 * m + i]->row);
-            for (int j = 0; j < 8; j++) matrix[i][j] = row[j];
-        }
+        auto number = [&](int i, int j) -> uint32_t { return static_cast<const uint16_t*>(lanes[8 * m + i]->row)[j]; };
         for (int t = 0; t < LANES; t++) {
             const int i = t / 4, j = t % 4 * 2;
-            const uint32_t low = TRANSPOSED ? matrix[j][i] : matrix[i][j], high = TRANSPOSED ? matrix[j + 1][i] : matrix[i][j + 1];
-            lanes[t]->result[m] = low | high << 16;
+            lanes[t]->result[m] = TRANSPOSED ? number(j, i) | number(j + 1, i) << 16 : number(i, j) | number(i, j + 1) << 16;
         }
     }
 }
@@ -52,13 +47,16 @@ struct MultiplyAdd {
     const uint32_t *a, *b;
 };
 
+using EightFloats = float __attribute__((vector_size(32)));
+
 inline float bf16_of_pair(uint32_t pair, int which) { return std::bit_cast<float>(which ? pair & 0xffff0000 : pair << 16); }
 
 /// D (16, 8) += A (16, 16) B (16, 8). Lane t holds, for row g = t / 4 and columns k = 2 (t mod 4), k + 1:
 ///   A: rows g, g + 8 of columns k, then the same rows of columns k + 8;  B: rows k, then k + 8, of column g;  D: rows g, g + 8.
 /// The products are added in float32 in the order of k. Tensor cores add in another order and round differently.
 inline void multiply_add(MultiplyAdd** lanes) {
-    float A[16][16], B[16][8], D[16][8];
+    float A[16][16];
+    EightFloats B[16], D[16];
     for (int t = 0; t < LANES; t++) {
         const MultiplyAdd& lane = *lanes[t];
         const int g = t / 4, k = t % 4 * 2;
@@ -74,8 +72,7 @@ inline void multiply_add(MultiplyAdd** lanes) {
         }
     }
     for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 16; k++)
-            for (int j = 0; j < 8; j++) D[i][j] += A[i][k] * B[k][j];
+        for (int k = 0; k < 16; k++) D[i] += A[i][k] * B[k];
     for (int t = 0; t < LANES; t++) {
         float* d = lanes[t]->d;
         const int g = t / 4, k = t % 4 * 2;
@@ -101,7 +98,8 @@ inline void cp_async(void* to, const void* from, int bytes, int take, Location a
     if (take && misplaced(from)) fail_at(at, "cp.async: the source's address is not a multiple of ", bytes);
     if (!worker->block->shared.contains(to, size_t(bytes))) fail_at(at, "cp.async: the destination is not in shared memory");
     char* destination = static_cast<char*>(to);
-    for (int i = 0; i < bytes; i++) destination[i] = char(poison());   // not quiet: from here on another thread's access is a race
+    const char unwritten = char(poison());
+    for (int i = 0; i < bytes; i++) destination[i] = unwritten;   // not quiet: from here on another thread's access is a race
     Quiet quiet;
     if (bytes >= 8) forbid(to, size_t(bytes));   // AddressSanitizer's smallest piece
     self->copies.push_back({destination, static_cast<const char*>(from), bytes, take, self->groups});
