@@ -33,12 +33,10 @@ MADE = ['*.bin', 'sotu_manifest.json', '*.pyc', '__pycache__']   # not sources
 OBJECTS = ['*.o', '*.d', '*.a', '*.cpp', '*flags', 'units', 'machine', 'commit', 'config.mk', 'reference_qwen']
 
 
-class Stop(Exception):
-    """Ends the program with a sentence and an exit code."""
-
-    def __init__(self, code, sentence):
-        super().__init__(sentence)
-        self.code = code
+def stop(code, sentence):
+    """Ends the program with an exit code and a sentence."""
+    print(sentence, file=sys.stderr)
+    sys.exit(code)
 
 
 class Lab:
@@ -166,17 +164,17 @@ class Bench:
         print(f'building what lab {self.lab.number} needs, without the error (minutes where nothing has been built yet, else seconds) ...', flush=True)
         (self.base / self.lab.program()).unlink(missing_ok=True)   # it may have another lab's test
         if complaint := (programs and make_in(self.base, programs)) or make_in(self.base, self.lab.how()):
-            raise Stop(1, f'the tree itself does not build, without any error planted: {complaint}')
+            stop(1, f'the tree itself does not build, without any error planted: {complaint}')
 
     def start(self):
         lab, copy = self.lab, self.copy
         if copy.exists() and not self.is_copy():
-            raise Stop(2, f'{copy} is there already and is no copy of lab {lab.number}; choose another place with LAB=FOLDER')
+            stop(2, f'{copy} is there already and is no copy of lab {lab.number}; choose another place with LAB=FOLDER')
         if copy.exists():
             print(f'{copy} is there already and stays as it is (remove it to begin anew).')
         else:
             if not lab.fits():
-                raise Stop(1, f'lab {lab.number} does not fit this tree any more: its patch changes another line')
+                stop(1, f'lab {lab.number} does not fit this tree any more: its patch changes another line')
             self.prepare_base(*lab['needs'].split())
             for path in files_of(self.base, [one.relative_to(self.base) for name in COPIED for one in self.base.glob(name)]):
                 (copy / path).parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +187,7 @@ class Bench:
             lab.plant(copy)
             # Compiled here, and dated back: what the student's first make compiles would tell where the error is.
             if make_in(copy, lab['needs'].split()):
-                raise Stop(1, f'lab {lab.number}: with its error the tree does not compile')
+                stop(1, f'lab {lab.number}: with its error the tree does not compile')
             shutil.copystat(self.base / lab.file, copy / lab.file)
         where = f', with LAB={os.environ["LAB"]}' if os.environ.get('LAB') else ''
         print(f'\nLab {lab.number}, {lab.level}: {lab.title}\n{lab["symptom"]}\n\nWhat shows it, in the copy of the tree that has the error:\n    cd {copy}')
@@ -202,7 +200,7 @@ class Bench:
             done = subprocess.run([f'./{self.lab.program()}', case.replace(',', r'\,'), '--abort'], cwd=self.check_in, timeout=300, stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace', env=os.environ | {'EMULATOR_SEED': seed})
             if 'No test cases matched' in done.stdout:
-                raise Stop(1, f'lab {self.lab.number} is broken: there is no test case {case}')
+                stop(1, f'lab {self.lab.number} is broken: there is no test case {case}')
             if done.returncode:
                 return False
         return True
@@ -210,16 +208,16 @@ class Bench:
     def check(self):
         lab = self.lab
         if not self.copy.exists():
-            raise Stop(2, f'{self.copy} is not there; make lab N={lab.number} plants the error')
+            stop(2, f'{self.copy} is not there; make lab N={lab.number} plants the error')
         if not self.is_copy():
-            raise Stop(2, f'{self.copy} is no copy of lab {lab.number}; name its folder with LAB=FOLDER')
+            stop(2, f'{self.copy} is no copy of lab {lab.number}; name its folder with LAB=FOLDER')
         self.prepare_base()
         shutil.rmtree(self.check_in, ignore_errors=True)
         shutil.copytree(self.base, self.check_in, copy_function=os.link, symlinks=True)
         update(self.copy, self.check_in, SOURCES)
         (self.check_in / lab.program()).unlink()
         if complaint := make_in(self.check_in, lab.how()):
-            raise Stop(1, f'lab {lab.number}: the copy does not compile: {complaint}')
+            stop(1, f'lab {lab.number}: the copy does not compile: {complaint}')
         cases = lab.fields['cases']
         failed = len(cases) - sum(map(self.passes, cases))
         shutil.rmtree(self.check_in)
@@ -271,11 +269,11 @@ def main():
         os.environ.setdefault('LABS', 'out/labs_tried')
         sys.exit(any([try_lab(labs[int(word)]) for word in words or labs]))
     if job not in ('start', 'hint', 'check') or len(words) != 1:
-        raise Stop(2, 'usage: dev/labs/lab.py list | start NUMBER | hint NUMBER | check NUMBER | try [NUMBER...]')
+        stop(2, 'usage: dev/labs/lab.py list | start NUMBER | hint NUMBER | check NUMBER | try [NUMBER...]')
     if not words[0]:
-        raise Stop(2, 'which lab? Give its number, for instance N=1; make labs lists them')
+        stop(2, 'which lab? Give its number, for instance N=1; make labs lists them')
     if not words[0].isdigit() or int(words[0]) not in labs:
-        raise Stop(2, f'there is no lab {words[0]}: they go from 1 to {len(labs)} (make labs)')
+        stop(2, f'there is no lab {words[0]}: they go from 1 to {len(labs)} (make labs)')
     lab = labs[int(words[0])]
     if job == 'hint':
         print(lab['hint'])
@@ -286,9 +284,6 @@ def main():
 if __name__ == '__main__':
     try:
         main()
-    except Stop as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(stop.code)
     except OSError as error:
         print(f'{error.filename}: {error.strerror}; choose another folder with LABS=FOLDER', file=sys.stderr)
         sys.exit(1)
