@@ -6,6 +6,7 @@
 //     out, dqkv, dx, d.TENSOR    the layer in double: result, and gradients of <dout, result>
 //     float32.out, ...           the same in float32
 #include <algorithm>
+#include <deque>
 
 #include "model/base/options.h"
 #include "model/checkpoint/safetensors.h"
@@ -16,21 +17,16 @@ namespace {
 
 const std::string PREFIX = "model.layers.0.self_attn.";
 
-class Results {
-public:
+/// The tensors of OUT. Their numbers keep their places in memory.
+struct Results {
+    std::deque<std::vector<float>> arrays;
+    std::vector<TensorToWrite> tensors;
+
     template <class X>
     void add(const std::string& name, std::vector<int64_t> shape, const std::vector<X>& numbers) {
-        arrays_.emplace_back(numbers.begin(), numbers.end());
-        tensors_.push_back({name, std::move(shape), nullptr});
+        const std::vector<float>& array = arrays.emplace_back(numbers.begin(), numbers.end());
+        tensors.push_back({name, std::move(shape), array.data()});
     }
-    void write(const std::string& path) {
-        for (size_t n = 0; n < arrays_.size(); n++) tensors_[n].data = arrays_[n].data();
-        write_safetensors(path, tensors_);
-    }
-
-private:
-    std::vector<std::vector<float>> arrays_;
-    std::vector<TensorToWrite> tensors_;
 };
 
 const StoredTensor& tensor_of(const SafetensorsFile& file, const std::string& name, size_t dimensions) {
@@ -98,6 +94,6 @@ int main(int argc, char** argv) {
         Results results;
         run_layer<double>(variant, sizes, file, "", results);
         run_layer<float>(variant, sizes, file, "float32.", results);
-        results.write(argv[3]);
+        write_safetensors(argv[3], results.tensors);
     });
 }
