@@ -3,7 +3,6 @@
 // float32, one sequence, the fastest of as many runs as two seconds hold, three at least. WORD: only variants with it.
 #include "dev/patterns.cuh"
 #include "model/base/options.h"
-#include "model/base/text.h"
 #include "model/device/machine.h"
 
 int main(int argc, char** argv) {

@@ -4,7 +4,6 @@
 #include "dev/patterns.cuh"
 #include "dev/timing.cuh"
 #include "model/base/options.h"
-#include "model/base/text.h"
 #include "model/device/machine.h"
 
 int main(int argc, char** argv) {
