@@ -3,9 +3,8 @@
 #if defined(__CUDACC__)
 #error "dev/emulator/include is for C++ compilers; nvcc brings its own cuda_runtime.h"
 #endif
-#include "../launch.h"
-#include "../runtime_api.h"
 #include "../halves.h"
+#include "../runtime.h"
 #include "../tensor_cores.h"
 #include "../warp_operations.h"
 
