@@ -75,8 +75,7 @@ struct alignas(64) Thread {   // a line of the cache for all that a switch needs
     Meeting* waits_at = nullptr;
     void* argument = nullptr;   // of a warp operation: the last lane to arrive does the work for all
 
-    std::vector<PendingCopy> copies;   // in the order of issue; those before first_copy are done
-    size_t first_copy = 0;
+    std::vector<PendingCopy> copies;   // in the order of issue
     int groups = 0;                    // committed so far
 
     int lane() const { return index % LANES; }

@@ -18,7 +18,6 @@ inline void Worker::begin(Thread& thread, int index_in_block) {
     thread.warp = &block->warps[size_t(index_in_block / LANES)];
     thread.waits_at = nullptr;
     thread.copies.clear();
-    thread.first_copy = 0;
     thread.groups = 0;
 #if EMULATOR_TSAN
     if (!thread.context.tsan_fiber) thread.context.tsan_fiber = __tsan_create_fiber(0);
@@ -148,7 +147,7 @@ inline Thread* Worker::end(Thread& thread) {
     wake_up();
     thread.ended = true;
     block->ended++;
-    if (thread.first_copy < thread.copies.size() && !failed) {
+    if (!thread.copies.empty() && !failed) {
         failed = true;
         const std::string where = join(block_name(), ", thread ", thread.index);
         failure = join(kernel->name(), ", ", where, ": ends with cp.async copies that it never waited for");

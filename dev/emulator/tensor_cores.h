@@ -110,15 +110,14 @@ inline void cp_async_commit() { self->groups++; }
 
 /// Waits until at most `left` of the newest groups are pending.
 inline void cp_async_wait(int left) {
-    Thread& me = *self;
-    while (me.first_copy < me.copies.size() && me.copies[me.first_copy].group < me.groups - left) {
-        const PendingCopy copy = me.copies[me.first_copy++];
-        permit(copy.to, size_t(copy.bytes));
-        for (int i = 0; i < copy.bytes; i++) copy.to[i] = i < copy.take ? copy.from[i] : 0;   // byte by byte, for the sanitizers
+    std::vector<PendingCopy>& copies = self->copies;
+    auto stays = [first = self->groups - left](const PendingCopy& copy) { return copy.group >= first; };
+    const auto end = std::find_if(copies.begin(), copies.end(), stays);
+    for (auto copy = copies.begin(); copy != end; copy++) {
+        permit(copy->to, size_t(copy->bytes));
+        for (int i = 0; i < copy->bytes; i++) copy->to[i] = i < copy->take ? copy->from[i] : 0;   // byte by byte, for the sanitizers
     }
-    if (me.first_copy < me.copies.size()) return;
-    me.copies.clear();
-    me.first_copy = 0;
+    copies.erase(copies.begin(), end);
 }
 
 }   // namespace emulator
