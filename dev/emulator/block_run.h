@@ -192,26 +192,20 @@ inline void Worker::abandon() {
 /// The message of a deadlock: where the threads wait, grouped by what they wait for.
 inline std::string Worker::deadlock() const {
     struct Group {
-        const Thread* first;
-        int count;
+        std::string where;
+        int first, count;
     };
     std::vector<Group> groups;
-    auto alike = [](const Thread& a, const Thread& b) {
-        if (a.ended || b.ended) return a.ended == b.ended;
-        return a.waits_at->operation == b.waits_at->operation && a.waits_at->at.line() == b.waits_at->at.line();
-    };
     for (int i = 0; i < block->size; i++) {
         const Thread& thread = block->threads[size_t(i)];
-        auto same = std::find_if(groups.begin(), groups.end(), [&](const Group& group) { return alike(*group.first, thread); });
-        if (same == groups.end()) groups.push_back({&thread, 1});
+        const std::string where = thread.ended ? "ended" : join("at ", thread.waits_at->operation, ", ", place(thread.waits_at->at));
+        auto same = std::ranges::find(groups, where, &Group::where);
+        if (same == groups.end()) groups.push_back({where, i, 1});
         else same->count++;
     }
     std::string text = join(kernel->name(), ", ", block_name(), ": deadlock, the threads wait for each other:");
-    for (const Group& group : groups) {
-        const Thread& thread = *group.first;
-        text += join("\n    ", group.count, group.count == 1 ? " thread" : " threads", ", first ", thread.index, ": ");
-        text += thread.ended ? "ended" : join("at ", thread.waits_at->operation, ", ", place(thread.waits_at->at));
-    }
+    for (const auto& [where, first, count] : groups)
+        text += join("\n    ", count, count == 1 ? " thread" : " threads", ", first ", first, ": ", where);
     return text;
 }
 
