@@ -82,7 +82,7 @@ struct alignas(64) Thread {   // a line of the cache for all that a switch needs
 };
 
 struct Block {
-    std::unique_ptr<Thread[]> threads{new Thread[MAX_THREADS]};
+    std::array<Thread, MAX_THREADS> threads;
     std::array<Meeting, MAX_THREADS / LANES> warps;
     Meeting barrier;
     SharedMemory shared;

@@ -38,7 +38,7 @@ inline void Worker::begin(uint3 index, uint64_t number) {
     gridDim = kernel->grid;
     ready.start(options().seed, number);
     for (int i = 0; i < block->size; i++) begin(block->threads[size_t(i)], i);
-    block->barrier = {block->threads.get(), block->size};
+    block->barrier = {block->threads.data(), block->size};
     for (int w = 0; w < block->size / LANES; w++) block->warps[size_t(w)] = {&block->threads[size_t(w * LANES)], LANES};
     ready.shuffle_warps(0);
 #if EMULATOR_TSAN

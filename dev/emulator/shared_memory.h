@@ -2,7 +2,6 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <string>
 
 #include "error.h"
@@ -57,8 +56,7 @@ public:
 
     /// Fresh, unwritten memory for a block.
     void start(size_t bytes) {
-        if (!memory_) memory_ = std::make_unique<Memory>();
-        forbid(memory_->bytes, sizeof memory_->bytes);
+        forbid(memory_, sizeof memory_);
         bytes_ = bytes;
         before_ = Zone(begin() - Zone::BYTES);
         after_ = Zone(begin() + bytes);
@@ -66,8 +64,8 @@ public:
         std::memset(begin(), poison(), bytes);
     }
 
-    char* begin() const { return memory_->bytes + Zone::BYTES; }
-    bool contains(const void* address, size_t bytes) const {
+    char* begin() { return memory_ + Zone::BYTES; }
+    bool contains(const void* address, size_t bytes) {
         const char* first = static_cast<const char*>(address);
         return first >= begin() && first + bytes <= begin() + bytes_;
     }
@@ -80,15 +78,10 @@ public:
         return "";
     }
 
-    ~SharedMemory() {
-        if (memory_) permit(memory_->bytes, sizeof memory_->bytes);   // the heap may reuse these bytes
-    }
+    ~SharedMemory() { permit(memory_, sizeof memory_); }   // the heap may reuse these bytes
 
 private:
-    struct Memory {
-        alignas(ALIGNMENT) char bytes[Zone::BYTES + MAX_SHARED + Zone::BYTES];
-    };
-    std::unique_ptr<Memory> memory_;
+    alignas(ALIGNMENT) char memory_[Zone::BYTES + MAX_SHARED + Zone::BYTES];
     size_t bytes_ = 0;
     Zone before_, after_;
 };
