@@ -118,14 +118,10 @@ def write_shard(path, tokens, V):
     path.write_bytes(header.tobytes() + tokens.astype(numpy.uint32 if wide else numpy.uint16).tobytes())
 
 
-def random_tokens(count, V):
-    """Token k turns up about 1 / (k + 1) as often as token 0, as in text (Zipf)."""
-    power = numpy.random.default_rng(1).random(count)
-    return numpy.minimum(V - 1, ((V + 1.0) ** power).astype(numpy.int64) - 1)
-
-
 def tokens_of(row):
-    return random_tokens(row.B * row.T * STEPS + row.T + 1, row.V)
+    """Random tokens for all steps. Token k turns up about 1 / (k + 1) as often as token 0, as in text (Zipf)."""
+    power = numpy.random.default_rng(1).random(row.B * row.T * STEPS + row.T + 1)
+    return numpy.minimum(row.V - 1, ((row.V + 1.0) ** power).astype(numpy.int64) - 1)
 
 
 def batch_of(tokens, step, row):
