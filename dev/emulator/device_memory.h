@@ -52,7 +52,6 @@ public:
         char* data = start + Zone::BYTES;
         std::memset(data, poison(), bytes);
         allocations_[data] = {bytes, memory, device, at, Zone(start), Zone(data + bytes)};
-        if (memory == Memory::device) used_[device] += bytes;
         return data;
     }
 
@@ -62,7 +61,6 @@ public:
             throw Error(join(place(at), ": frees memory that is not allocated: ", data));
         Access access(*this);
         check(found->second);
-        if (memory == Memory::device) used_[found->second.device] -= found->second.bytes;
         unmap(*found);
         allocations_.erase(found);
     }
@@ -88,9 +86,10 @@ public:
     }
 
     size_t free_bytes(int device) const {
-        auto used = used_.find(device);
-        const size_t own = used == used_.end() ? 0 : used->second;
-        return options().device_bytes - std::min(options().device_bytes, options().taken_bytes + own);
+        size_t used = options().taken_bytes;
+        for (const auto& [data, allocation] : allocations_)
+            if (allocation.memory == Memory::device && allocation.device == device) used += allocation.bytes;
+        return options().device_bytes - std::min(options().device_bytes, used);
     }
 
     /// Makes device memory accessible while one exists.
@@ -146,7 +145,6 @@ private:
     }
 
     std::map<char*, Allocation> allocations_;   // by the address of their first byte
-    std::map<int, size_t> used_;                // bytes, by device
     int accesses_ = 0;
     bool closed_ = false;
 };
