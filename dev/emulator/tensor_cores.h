@@ -71,8 +71,8 @@ inline void multiply_add(MultiplyAdd** lanes) {
             D[g + 8][k + h] = lane.d[2 + h];
         }
     }
-    for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 16; k++) D[i] += A[i][k] * B[k];
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 16; i++) D[i] += A[i][k] * B[k];
     for (int t = 0; t < LANES; t++) {
         float* d = lanes[t]->d;
         const int g = t / 4, k = t % 4 * 2;
