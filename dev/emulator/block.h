@@ -118,10 +118,11 @@ public:
     /// like 1, occasionally any thread. (Uniformly random orders find little: all warps advance at about the same speed.)
     Thread* next() {
         if (size() == 0) return nullptr;
-        if (seed_ == 0) return threads_[first_++];
-        const size_t i = seed_ > 1 && random_() % 8 == 0 ? random_() % threads_.size() : threads_.size() - 1;
+        size_t i = seed_ == 0 ? first_++ : threads_.size() - 1;
+        if (seed_ > 1 && random_() % 8 == 0) i = random_() % threads_.size();
         Thread* thread = threads_[i];
-        threads_.erase(threads_.begin() + long(i));
+        if (seed_ > 0) threads_.erase(threads_.begin() + long(i));
+        if (size() > 0) __builtin_prefetch(threads_[seed_ == 0 ? first_ : threads_.size() - 1]->context.stack_pointer);
         return thread;
     }
 
