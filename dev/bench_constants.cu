@@ -61,8 +61,8 @@ struct FragmentRate {
     }
 };
 
-/// Link is a function of one number.
-template <class Link>
+/// `link` makes the next number of a chain from one number and a scale.
+template <float (*link)(float, float)>
 struct FunctionRate {
     static constexpr int AT_ONCE = 8;
     float x[AT_ONCE], scale;
@@ -70,7 +70,7 @@ struct FunctionRate {
         for (int n = 0; n < AT_ONCE; n++) x[n] = to_float(tile.x[0][n]) * float(threadIdx.x + 1);
     }
     __device__ __forceinline__ void round() {
-        for (float& number : x) number = Link::of(number, scale);
+        for (float& number : x) number = link(number, scale);
     }
     __device__ float number() const {
         float sum = 0;
@@ -78,15 +78,9 @@ struct FunctionRate {
         return sum;
     }
 };
-struct Exp2Link {
-    __device__ static __forceinline__ float of(float x, float) { return exp2_of(-x); }
-};
-struct TanhLink {   // two products and a sum make its argument
-    __device__ static __forceinline__ float of(float x, float) { return gelu_tanh(ReducedPrecision(x)); }
-};
-struct SumLink {
-    __device__ static __forceinline__ float of(float x, float scale) { return fmaf(x, scale, scale); }
-};
+__device__ __forceinline__ float exp2_link(float x, float) { return exp2_of(-x); }
+__device__ __forceinline__ float tanh_link(float x, float) { return gelu_tanh(ReducedPrecision(x)); }   // its argument: two products, a sum
+__device__ __forceinline__ float sum_link(float x, float scale) { return fmaf(x, scale, scale); }
 
 /// cycles (grid): what each block took for `rounds` rounds of each of its threads. One block for each multiprocessor.
 template <class Operation>
@@ -135,9 +129,9 @@ public:
         double clock = 0;
         row("product of 16 x 8 x 16 (mma, bf16)", cycles, HMMA_CYCLES, rate<ProductRate>(&clock));
         row("four 8 x 8 matrices from shared memory (ldmatrix.x4)", cycles, SCHEDULERS * 512 / 128, rate<FragmentRate>());
-        row("fused multiply-add, float32", cycles, ISSUE_CYCLES, rate<FunctionRate<SumLink>>());
-        row("exp2", cycles, ISSUE_CYCLES, rate<FunctionRate<Exp2Link>>());
-        row("tanh of GELU's argument", cycles, 4 * ISSUE_CYCLES, rate<FunctionRate<TanhLink>>());
+        row("fused multiply-add, float32", cycles, ISSUE_CYCLES, rate<FunctionRate<sum_link>>());
+        row("exp2", cycles, ISSUE_CYCLES, rate<FunctionRate<exp2_link>>());
+        row("tanh of GELU's argument", cycles, 4 * ISSUE_CYCLES, rate<FunctionRate<tanh_link>>());
         row("clock during products; the model's constant has what overlaps in it", "GHz", CONSTANT_GHZ, clock);
         const double hop = chase();
         row("load that waits for one before it, second-level cache", "cycles", 0, hop);
