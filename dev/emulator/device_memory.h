@@ -39,13 +39,11 @@ struct Allocation {
 
 class DeviceMemory {
 public:
-    static constexpr size_t ALIGNMENT = 256;
-
     /// nullptr if the device, or this machine, has no room.
     void* allocate(size_t bytes, Memory memory, int device, const Location& at) {
         if (memory == Memory::device && bytes > free_bytes(device)) return nullptr;
         Access access(*this);
-        static_assert(Zone::BYTES % ALIGNMENT == 0);
+        static_assert(Zone::BYTES % 256 == 0);   // the alignment that cudaMalloc promises
         void* mapped = mmap(nullptr, with_zones(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (mapped == MAP_FAILED) return nullptr;
         char* start = static_cast<char*>(mapped);

@@ -52,8 +52,6 @@ private:
 
 class SharedMemory {
 public:
-    static constexpr size_t ALIGNMENT = 128;
-
     /// Fresh, unwritten memory for a block.
     void start(size_t bytes) {
         forbid(memory_, sizeof memory_);
@@ -81,7 +79,7 @@ public:
     ~SharedMemory() { permit(memory_, sizeof memory_); }   // the heap may reuse these bytes
 
 private:
-    alignas(ALIGNMENT) char memory_[Zone::BYTES + MAX_SHARED + Zone::BYTES];
+    alignas(128) char memory_[Zone::BYTES + MAX_SHARED + Zone::BYTES];
     size_t bytes_ = 0;
     Zone before_, after_;
 };
