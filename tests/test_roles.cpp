@@ -230,10 +230,8 @@ TEST_CASE("roles: three shards make the whole update, bit for bit; Muon moves ma
         }
         for (const Tensor& t : net.tensors) {
             INFO(t.name);
-            const auto of = [&](Optimizer optimizer) {
-                return std::vector<float>(&after[optimizer][t.slot.offset], &after[optimizer][t.slot.offset] + t.slot.size);
-            };
-            CHECK((bit_difference(of(Optimizer::adamw), of(Optimizer::muon)) != "") == (t.role == Role::muon));
+            const std::vector<float> by_adamw = part_of(after[Optimizer::adamw], t), by_muon = part_of(after[Optimizer::muon], t);
+            CHECK((bit_difference(by_adamw, by_muon) != "") == (t.role == Role::muon));
         }
     }
 }
@@ -261,10 +259,7 @@ TEST_CASE("auxiliary loss: a part of the objective, of no validation loss; micro
     }
     CHECK(std::abs(micro.gpt.totals->loss - once.loss) < 1e-12 * once.loss);
     CHECK(std::abs(micro.gpt.totals->auxiliary - once.auxiliary) < 1e-12 * once.auxiliary);
-    for (const Tensor& t : whole.gpt.net.tensors) {
-        INFO(t.name);
-        CHECK(difference(micro.of(micro.gpt.gradients, t), whole.of(whole.gpt.gradients, t), Tolerance{1e-12, 1e-15}) == "");
-    }
+    CHECK(gradient_difference(micro.gradients(), whole, {1e-12, 1e-15}) == "");
 }
 
 TEST_CASE("auxiliary loss: recomputing changes no bit; one that is not finite leaves everything as it is", "[roles]") {
@@ -272,8 +267,7 @@ TEST_CASE("auxiliary loss: recomputing changes no bit; one that is not finite le
     Float keeping(watched(), 2, 13, 2, 13), layers(watched(), 2, 13, 2, 13, Recompute::layers);
     CHECK(keeping.loss_and_gradients() == layers.loss_and_gradients());
     CHECK(keeping.gpt.totals->auxiliary == layers.gpt.totals->auxiliary);
-    for (const Tensor& t : keeping.gpt.net.tensors)
-        CHECK(bit_difference(layers.of(layers.gpt.gradients, t), keeping.of(keeping.gpt.gradients, t)) == "");
+    CHECK(gradient_bit_difference(layers, keeping) == "");
     const std::vector<float> before = keeping.all(keeping.gpt.weights);
     keeping.gpt.totals->auxiliary = NAN;
     keeping.update({}, 1);

@@ -143,7 +143,41 @@ struct Trial {
 
     std::vector<X> of(const X* flat, const Tensor& t) const { return {flat + t.slot.offset, flat + t.slot.offset + t.slot.size}; }
     std::vector<X> all(const X* flat) const { return {flat, flat + gpt.net.tensors.size()}; }
+    std::vector<X> gradients() const { return all(gpt.gradients); }
 };
+
+/// The numbers of one tensor in a flat buffer.
+template <class X>
+std::vector<X> part_of(const std::vector<X>& flat, const Tensor& t) {
+    return {flat.begin() + t.slot.offset, flat.begin() + t.slot.offset + t.slot.size};
+}
+
+/// What compare(tensor) finds, a sentence per wrong tensor.
+template <class Compare>
+std::string tensor_difference(const TensorList& list, Compare compare) {
+    std::string wrong;
+    for (const Tensor& t : list) {
+        const std::string text = compare(t);
+        if (!text.empty()) wrong += t.name + ": " + text + "\n";
+    }
+    return wrong;
+}
+
+/// "" when every tensor's gradient is that of the model `exact` up to `tolerance`.
+template <class X, class Y>
+std::string gradient_difference(const std::vector<X>& gradients, const Trial<Y>& exact, Tolerance tolerance) {
+    return tensor_difference(exact.gpt.net.tensors, [&](const Tensor& t) {
+        return difference(part_of(gradients, t), exact.of(exact.gpt.gradients, t), tolerance);
+    });
+}
+
+/// "" when every tensor's gradient is that of the other model to the bit.
+template <class X>
+std::string gradient_bit_difference(const Trial<X>& is, const Trial<X>& should) {
+    return tensor_difference(should.gpt.net.tensors, [&](const Tensor& t) {
+        return bit_difference(is.of(is.gpt.gradients, t), should.of(should.gpt.gradients, t));
+    });
+}
 
 /// An update by ZeRO-1, after loss_and_gradients() of each: `trials` are shard 0, 1, ... of as many, in one process. They have the
 /// whole gradient; of what is another shard's part a rank has no sum, and here it has NaN.
@@ -222,10 +256,9 @@ inline std::string model_gradient_difference(Trial<double>& trial, const std::st
     gpt_norm(CPU{}, trial.gpt);
     const std::vector<double> gradients = trial.all(trial.gpt.gradients);
     std::mt19937 generator(7);
-    std::string wrong;
-    for (const Tensor& t : trial.gpt.net.tensors) {
-        if (!t.has_gradient() || t.name.find(of) == std::string::npos) continue;
-        if (const LayerFacts* owner = owner_of(trial.gpt.net, t); owner && !owner->has_exact_gradients) continue;
+    return tensor_difference(trial.gpt.net.tensors, [&](const Tensor& t) -> std::string {
+        if (!t.has_gradient() || t.name.find(of) == std::string::npos) return "";
+        if (const LayerFacts* owner = owner_of(trial.gpt.net, t); owner && !owner->has_exact_gradients) return "";
         std::vector<std::vector<double>> directions(1, random_numbers<double>(t.slot.size, 23));
         for (int k = 0; k < 3; k++) {
             directions.emplace_back(t.slot.size);
@@ -236,8 +269,6 @@ inline std::string model_gradient_difference(Trial<double>& trial, const std::st
             expected.push_back(slope_along(trial, t, direction));
             actual.push_back(weighted_sum(trial.of(gradients.data(), t), direction));
         }
-        const std::string text = difference(actual, expected, Tolerance{1e-6, 1e-9});
-        if (!text.empty()) wrong += t.name + ": " + text + "\n";
-    }
-    return wrong;
+        return difference(actual, expected, Tolerance{1e-6, 1e-9});
+    });
 }

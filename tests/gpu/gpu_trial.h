@@ -50,11 +50,13 @@ struct GpuTrial {
         gpt_update(device, gpt, adamw, step);
     }
 
-    std::vector<float> gradients() {
+    /// A flat buffer on the host.
+    std::vector<float> all(const float* flat) const {
         std::vector<float> host(gpt.net.tensors.size());
-        to_host(device, host.data(), gpt.gradients, host.size());
+        to_host(device, host.data(), flat, host.size());
         return host;
     }
+    std::vector<float> gradients() const { return all(gpt.gradients); }
 };
 
 /// The same of a policy that a test has made for itself.
@@ -73,15 +75,4 @@ std::vector<float> round_weights(Trial<double>& exact) {
         exact.gpt.weights[n] = rounded[n];
     }
     return rounded;
-}
-
-/// "" when every tensor's gradient is the exact one up to `tolerance`.
-inline std::string gradient_difference(const std::vector<float>& gpu, const Trial<double>& exact, Tolerance tolerance) {
-    std::string wrong;
-    for (const Tensor& t : exact.gpt.net.tensors) {
-        const std::vector<float> mine(gpu.begin() + t.slot.offset, gpu.begin() + t.slot.offset + t.slot.size);
-        const std::string text = difference(mine, exact.of(exact.gpt.gradients, t), tolerance);
-        if (!text.empty()) wrong += t.name + ": " + text + "\n";
-    }
-    return wrong;
 }

@@ -33,17 +33,6 @@ struct Twins {
     }
 };
 
-template <class X>
-std::vector<float> host_copy(const GpuTrial<X>& gpu, const float* flat) {
-    std::vector<float> host(gpu.gpt.net.tensors.size());
-    to_host(gpu.device, host.data(), flat, host.size());
-    return host;
-}
-
-std::vector<float> of(const std::vector<float>& flat, const Tensor& t) {
-    return {flat.begin() + t.slot.offset, flat.begin() + t.slot.offset + t.slot.size};
-}
-
 }   // namespace
 
 TEST_CASE("GPU roles: a shard without anything to train adds nothing to the norm and updates nothing", "[gpu][roles]") {
@@ -88,15 +77,15 @@ TEST_CASE("GPU roles: statistics follow and frozen tensors stay as on the CPU", 
             CHECK(std::abs(read_totals(single.device, single.gpt).auxiliary - auxiliary) <= 1e-4 * auxiliary);
             CHECK(gradient_difference(single.gradients(), exact, Tolerance{2e-4, 1e-6}) == "");
         }
-        const std::vector<float> weights = host_copy(single, single.gpt.master), rough = host_copy(half, half.gpt.master);
+        const std::vector<float> weights = single.all(single.gpt.master), rough = half.all(half.gpt.master);
         for (const Tensor& t : exact.gpt.net.tensors) {
             INFO(t.name);
-            if (t.role == Role::frozen) CHECK(bit_difference(of(weights, t), of(start, t)) == "");
-            if (t.role == Role::frozen) CHECK(bit_difference(of(rough, t), of(start, t)) == "");
+            if (t.role == Role::frozen) CHECK(bit_difference(part_of(weights, t), part_of(start, t)) == "");
+            if (t.role == Role::frozen) CHECK(bit_difference(part_of(rough, t), part_of(start, t)) == "");
             if (t.role != Role::statistic) continue;
-            CHECK(difference(of(weights, t), exact.of(exact.gpt.weights, t), Tolerance{1e-4, 0}) == "");
-            CHECK(difference(of(rough, t), exact.of(exact.gpt.weights, t), Tolerance{3e-2, 0}) == "");
-            CHECK(bit_difference(of(weights, t), of(start, t)) != "");
+            CHECK(difference(part_of(weights, t), exact.of(exact.gpt.weights, t), Tolerance{1e-4, 0}) == "");
+            CHECK(difference(part_of(rough, t), exact.of(exact.gpt.weights, t), Tolerance{3e-2, 0}) == "");
+            CHECK(bit_difference(part_of(weights, t), part_of(start, t)) != "");
         }
     }
 }
@@ -110,7 +99,7 @@ TEST_CASE("GPU roles: Muon moves the layers' matrices as on the CPU, and keeps n
     AdamW adamw;
     adamw.lr = 1e-2;
     for (int step = 1; step <= 3; step++) twins.step(adamw, step);
-    const std::vector<float> weights = host_copy(single, single.gpt.master), rough = host_copy(half, half.gpt.master);
+    const std::vector<float> weights = single.all(single.gpt.master), rough = half.all(half.gpt.master);
     size_t of_muon = 0;
     for (const Tensor& t : exact.gpt.net.tensors) {
         INFO(t.name);
@@ -148,17 +137,17 @@ TEST_CASE("GPU sigma: loss, gradients of W and gamma, and the next u are those o
             again.loss_and_gradients(exact), again.update(adamw, step);
             if (step == 1) CHECK(gradient_difference(single.gradients(), exact, Tolerance{5e-4, 1e-6}) == "");
         }
-        const std::vector<float> raw = host_copy(single, single.gpt.master), read = host_copy(single, single.gpt.weights);
-        CHECK(bit_difference(host_copy(again, again.gpt.master), raw) == "");
-        CHECK(bit_difference(host_copy(again, again.gpt.weights), read) == "");
+        const std::vector<float> raw = single.all(single.gpt.master), read = single.all(single.gpt.weights);
+        CHECK(bit_difference(again.all(again.gpt.master), raw) == "");
+        CHECK(bit_difference(again.all(again.gpt.weights), read) == "");
         for (const Tensor& t : exact.gpt.net.tensors) {
             INFO(t.name);
-            CHECK(difference(of(raw, t), exact.of(exact.gpt.master, t), Tolerance{1e-3, 2e-4}) == "");
-            CHECK(difference(of(read, t), exact.of(exact.gpt.weights, t), Tolerance{1e-3, 2e-4}) == "");
+            CHECK(difference(part_of(raw, t), exact.of(exact.gpt.master, t), Tolerance{1e-3, 2e-4}) == "");
+            CHECK(difference(part_of(read, t), exact.of(exact.gpt.weights, t), Tolerance{1e-3, 2e-4}) == "");
             if (t.role != Role::state) continue;
             const std::vector<double> u = exact.of(exact.gpt.master, t);
-            CHECK(difference(of(raw, t), u, Tolerance{1e-4, 0}) == "");
-            CHECK(difference(of(host_copy(half, half.gpt.master), t), u, Tolerance{1e-2, 0}) == "");
+            CHECK(difference(part_of(raw, t), u, Tolerance{1e-4, 0}) == "");
+            CHECK(difference(part_of(half.all(half.gpt.master), t), u, Tolerance{1e-2, 0}) == "");
         }
     }
 }

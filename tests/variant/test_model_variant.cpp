@@ -6,14 +6,6 @@ namespace {
 using Double = Trial<double>;
 using Float = Trial<float>;
 
-template <class X>
-void require_same_bits(const Trial<X>& a, const Trial<X>& b) {
-    for (const Tensor& t : a.gpt.net.tensors) {
-        INFO(t.name);
-        CHECK(bit_difference(a.of(a.gpt.gradients, t), b.of(b.gpt.gradients, t)) == "");
-    }
-}
-
 /// Checks that documents packed into two rows of T tokens get the losses and gradients that they get alone; begins: their first tokens
 /// and the end, of which the first of a row continues from an earlier one.
 void check_packed(const Variant& variant, const Config& config, int T, const std::vector<int>& begins) {
@@ -38,10 +30,9 @@ void check_packed(const Variant& variant, const Config& config, int T, const std
         packed.feed.allocate(CPU{});
         packed.loss_and_gradients();
         CHECK(difference(std::vector<double>(packed.gpt.scratch.losses, packed.gpt.scratch.losses + B * T), losses, {1e-9, 0}) == "");
-        for (const Tensor& t : packed.gpt.net.tensors) {
-            INFO(t.name);
-            CHECK(difference(packed.of(packed.gpt.gradients, t), packed.of(gradients.data(), t), {1e-9, 1e-14}) == "");
-        }
+        CHECK(tensor_difference(packed.gpt.net.tensors, [&](const Tensor& t) {
+            return difference(packed.of(packed.gpt.gradients, t), part_of(gradients, t), {1e-9, 1e-14});
+        }) == "");
     }
 }
 
@@ -63,7 +54,7 @@ VARIANT_CASE(" model: recomputing activations changes no bit of loss and gradien
     for (Recompute what : {Recompute::cheap, Recompute::layers}) {
         Float recomputing(variant, ModelShape{}, what);
         CHECK(keeping.loss_and_gradients() == recomputing.loss_and_gradients());
-        require_same_bits(keeping, recomputing);
+        CHECK(gradient_bit_difference(recomputing, keeping) == "");
     }
 }
 
@@ -75,10 +66,7 @@ VARIANT_CASE(" model: two micro-steps add up to one batch, and overwriting leave
     const double expected = whole.loss_and_gradients();
     const double first = micro.loss_and_gradients(0, 1, Write::overwrite), second = micro.loss_and_gradients(1, 1, Write::add);
     CHECK(std::abs(first + second - expected) <= 1e-14 * expected);
-    for (const Tensor& t : whole.gpt.net.tensors) {
-        INFO(t.name);
-        CHECK(difference(micro.of(micro.gpt.gradients, t), whole.of(whole.gpt.gradients, t), Tolerance{1e-12, 1e-15}) == "");
-    }
+    CHECK(gradient_difference(micro.gradients(), whole, {1e-12, 1e-15}) == "");
 }
 
 VARIANT_CASE(" model: loss and gradients are the same bits in a second run, after another batch", "[model][variant]") {
@@ -86,7 +74,7 @@ VARIANT_CASE(" model: loss and gradients are the same bits in a second run, afte
     again.loss_and_gradients(1, 1, Write::overwrite);
     const double expected = once.loss_and_gradients();
     CHECK(again.loss_and_gradients() == expected);
-    require_same_bits(again, once);
+    CHECK(gradient_bit_difference(again, once) == "");
 }
 
 VARIANT_CASE(" model: many short documents in a row get what they get alone", "[model][variant][documents]") {
@@ -131,8 +119,5 @@ VARIANT_CASE(" model: float agrees with double", "[model][variant]") {
     Double exact(variant, ModelShape{});
     const double expected = exact.loss_and_gradients();
     CHECK(std::abs(rounded.loss_and_gradients() - expected) <= rounding<float>(64).relative * expected);
-    for (const Tensor& t : exact.gpt.net.tensors) {
-        INFO(t.name);
-        CHECK(difference(rounded.of(rounded.gpt.gradients, t), exact.of(exact.gpt.gradients, t), Tolerance{rounding<float>(134).relative, 1e-6}) == "");
-    }
+    CHECK(gradient_difference(rounded.gradients(), exact, {rounding<float>(134).relative, 1e-6}) == "");
 }
