@@ -9,12 +9,10 @@
 #include "tests/optimizer_case.h"
 
 TEST_CASE("adamw: several steps follow torch's formula, with decay and clipping and without", "[optimizer]") {
-    for (double decay : {0.0, 0.1})
-        for (double clip : {1.0, 0.3}) {
-            follows_the_formula<double>({}, decay, clip);
-            follows_the_formula<float>({}, decay, clip);
-            follows_the_formula<double>({1e-2, 0.8, 0.999, 1e-6, 0.1}, decay, clip);
-        }
+    const double decay = GENERATE(0.0, 0.1), clip = GENERATE(1.0, 0.3);
+    follows_the_formula<double>({}, decay, clip);
+    follows_the_formula<float>({}, decay, clip);
+    follows_the_formula<double>({1e-2, 0.8, 0.999, 1e-6, 0.1}, decay, clip);
 }
 
 TEST_CASE("adamw: a weight without gradient only decays, in ranges that decay", "[optimizer]") {
@@ -92,7 +90,6 @@ TEST_CASE("muon: same bits for any number of threads; a matrix without gradient 
 
 TEST_CASE("adamw and muon: a loss or a norm that is not finite leaves everything as it is", "[optimizer]") {
     check_broken_totals<float>(CPU{});
-    check_broken_totals_of_muon<float>(CPU{});
 }
 
 TEST_CASE("learning rate: warm-up, decay and end as documented", "[optimizer]") {
