@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # The folders are the architecture: a file includes files of its own line of this list, or of lines above it, never below. And make looks at
 # the flags in every build.
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 
 layers='model/base/
 data/(tokenizers/|(evaluation|files|loader|manifest|mixture|permutation|shard|stream)[.])

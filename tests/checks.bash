@@ -1,5 +1,10 @@
-# Sourced by tests/*.sh: each check prints a line `ok NAME` or `FAIL NAME: why`, or `skip NAME: why` for what a machine cannot show.
-export LC_ALL=C.UTF-8   # compilers' messages are matched in English
+# Sourced by tests/*.sh, which run in the repository's root: each check prints a line `ok NAME` or `FAIL NAME: why`, or `skip NAME: why` for
+# what a machine cannot show.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+export LC_ALL=C.UTF-8            # compilers' messages are matched in English
+export OMP_WAIT_POLICY=passive   # as in scripts/run_tests.sh
+python=${PYTHON:-python3}        # may have packages that python3 lacks
 work=$(mktemp -d) || exit   # the script's own folder
 cleanup() { rm -rf "$work"; }
 trap cleanup EXIT

@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # Sums and gathers over ranks, each a process with emulated GPUs: through NCCL's stand-in and through host memory; ranks that die, hang
 # or end with an error. Prints `ok NAME` or `FAIL NAME: why` per check. Needs build/emulated/collectives_program.
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
 program=build/emulated/collectives_program
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 export OMP_NUM_THREADS=1
 has_mpi $program || { skip "collectives under mpirun" "no MPI on this machine, or no $program"; exit; }
 

@@ -2,15 +2,13 @@
 # Python scripts around data: scripts/evaluation_items.py, export_gguf.py, export_log.py, fineweb.py and train_tokenizer.py, and the engine on what
 # they make; scripts/first_hour.ipynb. Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` for packages that python3 lacks (PYTHON=FILE: another).
 # Needs: make tokenize train_causal train_asga build/dev/token_ids
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 small_shards
 of_all=(--device cpu --model qwen-tiny --seq-len 128 --batch-size 4 --threads 1)
 small=("${of_all[@]}" --train-data "$work/data/small_train_*.bin" --val-every 0 --sample-every 0 --steps 1 --plot 0)
 train causal run && train asga asga
 small=(./train_causal "${of_all[@]}")
-"${PYTHON:-python3}" tests/check_data_scripts.py "$work" 2> "$work/stderr" || bad "tests/check_data_scripts.py" "$(tail -n 1 "$work/stderr")"
+"$python" tests/check_data_scripts.py "$work" 2> "$work/stderr" || bad "tests/check_data_scripts.py" "$(tail -n 1 "$work/stderr")"
 
 if [ -e "$work/items/winogrande.jsonl" ]; then
     expect "the engine scores all items" 0 "" "${small[@]}" --evaluate --checkpoint "$work/run/step_00000001" --val-batches 0 \

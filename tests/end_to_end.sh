@@ -2,9 +2,7 @@
 # Training as a user runs it: what repeats to the bit, ranks, resuming, tokenizers, hybrids, reports. What is refused
 # before the first step is in tests/test_train_options.cpp. Prints `ok NAME` or `FAIL NAME: why` per check and `skip NAME: why`.
 # Needs: make all
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 small_shards
 small=(--device cpu --model qwen-tiny --train-data "$work/data/small_train_*.bin" --val-data "$work/data/small_val_*.bin" --seq-len 32
        --batch-size 8 --steps 12 --val-every 6 --val-batches 4 --sample-every 0 --checkpoint-every 4 --threads 1 --plot 0 --lr 3e-3)

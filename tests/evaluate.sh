@@ -2,9 +2,7 @@
 # ./train_causal --evaluate: validation loss, also by position, multiple choice, and the mechanisms for inference (--attention psa,
 # adaspa). tests/check_evaluate.py reads the logs. Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why`.
 # Needs: make train_causal tokenize
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 
 # ---- a small text, with a loss mask too, items, and a checkpoint
 small_shards

@@ -4,11 +4,7 @@
 # Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another).
 # Takes about a minute.
 # Needs: make all
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
-export OMP_WAIT_POLICY=passive
-python=${PYTHON:-python3}
+. "$(dirname "$0")/checks.bash"
 here=scripts/experiments
 plan=("$python" $here/run.py --no-build --cpu e2_dsa --scale smoke --stage sweep --dry-run --out "$work/planned")
 

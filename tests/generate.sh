@@ -2,9 +2,7 @@
 # ./generate as a user runs it: ids, the mechanisms for inference (--attention psa, adaspa), many prompts, Ctrl-C. Prints `ok NAME` or
 # `FAIL NAME: why` per check, `skip NAME: why`.
 # Needs: make train_causal train_asga tokenize generate
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 
 # ---- a small text, and a checkpoint of it for each of two variants
 small_shards

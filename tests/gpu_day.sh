@@ -2,10 +2,8 @@
 # dev/pack.sh and dev/gpu_day.py without a GPU: a package of programs that emulate theirs, its shortest steps in another folder, and the
 # page that dev/gpu/results.py writes of them. Prints lines `ok NAME` or `FAIL NAME: why`.
 # Needs: make tokenize build/emulated/run_tests build/emulated/train_causal build/emulated/generate_causal build/emulated/dev/bench_constants
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
-export OMP_WAIT_POLICY=passive OUT=$work/out   # as where only that folder's files are brought back
+. "$(dirname "$0")/checks.bash"
+export OUT=$work/out   # as where only that folder's files are brought back
 pack=$work/pack results=$work/results
 if ! EMULATED=1 HERE=1 VARIANTS=causal dev/pack.sh "$pack" > "$work/log" 2>&1; then
     bad "gpu day: packs" "$(tail -n 1 "$work/log")"

@@ -3,9 +3,7 @@
 # Runs the programs that emulate their GPU (build/emulated), or with GPU_PROGRAMS=. those for a real one. Prints lines
 # `ok NAME`, `FAIL NAME: why`, `skip NAME: why`.
 # Needs: make build/emulated/train_causal build/emulated/train_asga build/emulated/generate_causal tokenize
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 programs=${GPU_PROGRAMS:-build/emulated}
 emulated() { [ "$programs" = build/emulated ] || [ -e emulated ]; }   # a file in a package of emulated programs
 

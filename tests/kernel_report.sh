@@ -2,10 +2,7 @@
 # dev/kernel_report: how it reads machine code, and that the kernels of a step of causal and asga are within their budget on sm_90
 # (`make kernel-report` has all). Prints `ok NAME`, `FAIL NAME: why`, or `skip NAME: why` without nvcc or nvdisasm.
 # Needs build/emulated/dev/bench_gpu.
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
-python=${PYTHON:-python3}
+. "$(dirname "$0")/checks.bash"
 
 "$python" tests/check_kernel_report.py "$work" || bad "tests/check_kernel_report.py" "ended with status $?"
 

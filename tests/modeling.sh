@@ -3,11 +3,7 @@
 # scores by lm-evaluation-harness, where python3 has torch and transformers, and lm_eval (PYTHON=FILE: another python3). Prints `ok NAME`
 # or `FAIL NAME: why` per check, `skip NAME: why`. What a checkpoint carries is in tests/test_checkpoint_save.cpp.
 # Needs: make all build/dev/logits
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
-export OMP_WAIT_POLICY=passive
-python=${PYTHON:-python3}
+. "$(dirname "$0")/checks.bash"
 
 $python -c 'import torch, transformers' 2> /dev/null || { skip "modeling: checkpoints in transformers" "$python lacks torch or transformers"; exit 0; }
 expect "modeling: the defaults of config.json are those of transformers" 0 "" $python scripts/config_defaults.py --check

@@ -2,11 +2,7 @@
 # scripts/check_published.py with what is installed, where python3 has PyTorch (PYTHON=FILE: another python3), and what
 # dev/attention_layer refuses. Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why`.
 # Needs: make build/dev/attention_layer
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
-export OMP_WAIT_POLICY=passive
-python=${PYTHON:-python3}
+. "$(dirname "$0")/checks.bash"
 expect "published: a layer's inputs are missing" 3 "has no tensor qkv" \
     build/dev/attention_layer forgetting tests/fixtures/forgetting/model.safetensors "$work/x"
 $python -c 'import torch, safetensors' 2> /dev/null || { skip "published: other people's code" "$python lacks torch or safetensors"; exit 0; }

@@ -2,9 +2,7 @@
 # Jobs whose ranks do not have in common what they must: options, data, checkpoints, bits in memory, or life. Which options count is in
 # tests/test_train_options.cpp. Prints `ok NAME`, `FAIL NAME: why` or `skip NAME: why` per check.
 # Needs: make train_causal tokenize
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 has_mpi ./train_causal || { skip "ranks that differ" "there is no mpirun, or train_causal was built without MPI"; exit 0; }
 export OMP_NUM_THREADS=1
 

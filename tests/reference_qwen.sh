@@ -2,9 +2,7 @@
 # tests/reference_qwen.c, the model in plain C, against the engine: the same weights, rows and options, and so the same losses and
 # gradient norms in 20 steps. Prints lines `ok NAME` or `FAIL NAME: why`.
 # Needs: make train_causal train_asga build/reference_qwen
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 export OMP_NUM_THREADS=1
 shard=data/bundled/sotu_train_000001.bin reference=build/reference_qwen
 small=(--device cpu --train-data $shard --shuffle 0 --seq-len 64 --val-every 0 --val-batches 0 --sample-every 0 --threads 1 --plot 0)

@@ -2,9 +2,7 @@
 # A run and its surroundings: another run's folder, other data, full disks, readers that have gone, signals, threads that OpenMP does not
 # give. Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why`.
 # Needs: make train_causal tokenize
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 small_shards
 causal=(./train_causal --device cpu --model qwen-tiny --train-data "$work/data/small_train_*.bin" --val-data "$work/data/small_val_*.bin"
         --seq-len 32 --batch-size 8 --steps 12 --val-every 6 --val-batches 4 --sample-every 0 --checkpoint-every 4 --keep-checkpoints 0

@@ -2,9 +2,7 @@
 # The emulator under ThreadSanitizer, where it finds races of kernels, and under AddressSanitizer, where it finds accesses beyond an
 # allocation: faulty kernels (tests/emulator/races.cpp) must be reported with their line, in every order of threads. (dev/sanitizers.sh
 # has a whole training step.) Prints `ok NAME`, `FAIL NAME: why` or `skip NAME: why`.
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 compiler=${CXX:-g++} source=tests/emulator/races.cpp
 common=(-std=c++20 -O1 -g -fno-strict-aliasing -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -DEMULATED_GPU -Idev/emulator/include -I.)
 

@@ -2,9 +2,7 @@
 # ./tokenize as a user runs it: stopped by signals, with compressed input. Kills and a full disk are in tests/faults.sh, what is refused
 # in tests/test_tokenize*.cpp and tests/test_documents.cpp. Prints `ok NAME` or `FAIL NAME: why` per check and `skip NAME: why`.
 # Needs: make tokenize
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
+. "$(dirname "$0")/checks.bash"
 for _ in $(seq 3); do cat data/bundled/sotu.jsonl; done > "$work/a.jsonl"
 cp data/bundled/sotu.jsonl "$work/b.txt"
 tokenize=(./tokenize --name x --shard-tokens 250000)

@@ -3,10 +3,7 @@
 # builds and runs what every variant has to pass, on the CPU and on the emulated GPU, and a trainer: nothing is compiled but softcap.
 # Beside it stands a variant that does not compile, which breaks no other.
 # Needs the objects of `make build/tests/run_tests build/emulated/run_tests`. Prints lines `ok NAME` or `FAIL NAME: why`.
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. tests/checks.bash
-export OMP_WAIT_POLICY=passive
+. "$(dirname "$0")/checks.bash"
 tree=$work/tree
 if [ ! -e build/tests/main.o ] || [ ! -e build/emulated/engine.a ]; then
     bad "worked example" "objects are missing: make build/tests/run_tests build/emulated/run_tests comes first"
