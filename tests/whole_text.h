@@ -14,6 +14,41 @@ inline Config config_of_long_text(const ModelShape& form, const std::map<std::st
     return c;
 }
 
+/// Writes greedily behind each prompt as many tokens as `counts` says, in the decoder's places; done(text) sees each text in the end.
+template <class Decoder, class Done>
+void write_greedily(Decoder& decoder, const std::vector<std::vector<int32_t>>& prompts, const std::vector<int>& counts, Done done) {
+    size_t begun = 0, ended = 0;
+    write_texts(
+        decoder,
+        [&](Text& text) {
+            if (begun == prompts.size()) return false;
+            text = {begun, prompts[begun], prompts[begun].size(), GREEDY};
+            begun++;
+            return true;
+        },
+        [&](const Text& text) {
+            if (int(text.written()) < counts[text.number]) return true;
+            ended++;
+            done(text);
+            return false;
+        });
+    CHECK(ended == prompts.size());
+}
+
+/// Writes `count` tokens behind `text`, greedily, by passes of a model over its last `room` tokens. Returns the logits (V) of each pass.
+template <class X, template <class> class Model, class Device>
+std::vector<std::vector<X>> write_by_passes(Device device, Model<X>& model, std::vector<int32_t>& text, int count, int room) {
+    const int V = model.gpt.net.config.V;
+    std::vector<std::vector<X>> all(count, std::vector<X>(V));
+    for (int n = 0; n < count; n++) {
+        const int T = std::min(int(text.size()), room);
+        gpt_forward(device, model.gpt, model.feed.put(device, text.data() + text.size() - T, nullptr, 1, T));
+        to_host(device, all[n].data(), gpt_logits(device, model.gpt, T - 1, 1), V);
+        text.push_back(sample_token(all[n].data(), V, GREEDY, n));
+    }
+    return all;
+}
+
 /// Writes greedily up to T tokens with a cache, and compares every row of logits with that of one pass over the whole text.
 template <class X>
 void check_whole_text(const Variant& variant, const ModelShape& form, int prompt, int T, double tolerance,

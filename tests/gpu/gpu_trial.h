@@ -59,6 +59,14 @@ struct GpuTrial {
     std::vector<float> gradients() const { return all(gpt.gradients); }
 };
 
+/// Gives a model for inference these weights, rounded to X.
+template <class X>
+void load_rounded(const GPU& device, const GPT<GPU, X>& gpt, const std::vector<float>& weights) {
+    std::vector<X> narrow;
+    for (float weight : weights) narrow.push_back(narrowed<X>(weight));
+    to_device(device, gpt.weights, narrow.data(), narrow.size());
+}
+
 /// The same of a policy that a test has made for itself.
 template <class X, class A>
 struct GpuTrialOf : GpuTrial<X> {

@@ -33,9 +33,7 @@ struct Writers {
         for (const auto& layer : exact.gpt.net.layers)
             for (size_t n = 0; n < layer.q_norm.size; n++) exact.gpt.weights[layer.q_norm.offset + n] *= sharpness;
         gpt.allocate(test_gpu());
-        std::vector<X> narrow;
-        for (float weight : round_weights<X>(exact)) narrow.push_back(narrowed<X>(weight));
-        to_device(test_gpu(), gpt.weights, narrow.data(), narrow.size());
+        load_rounded(test_gpu(), gpt, round_weights<X>(exact));
         on_cpu.allocate(), on_gpu.allocate();
     }
 

@@ -21,19 +21,7 @@ size_t allocated() {
 template <class X>
 std::vector<std::vector<int32_t>> written(Decoder<CPU, X>& decoder, const std::vector<std::vector<int32_t>>& prompts, const std::vector<int>& counts) {
     std::vector<std::vector<int32_t>> texts(prompts.size());
-    size_t begun = 0;
-    write_texts(
-        decoder,
-        [&](Text& text) {
-            if (begun == prompts.size()) return false;
-            text = {begun, prompts[begun], prompts[begun].size(), GREEDY};
-            begun++;
-            return true;
-        },
-        [&](const Text& text) {
-            texts[text.number] = text.ids;
-            return int(text.written()) < counts[text.number];
-        });
+    write_greedily(decoder, prompts, counts, [&](const Text& text) { texts[text.number] = text.ids; });
     return texts;
 }
 
@@ -57,21 +45,6 @@ void check_side_by_side(const Variant& variant, const ModelShape& form, int room
     }
 }
 
-/// Writes `count` tokens behind `text`, greedily, by passes over its last `room` tokens. Returns the logits (V) of each pass.
-template <class X>
-std::vector<std::vector<X>> write_by_passes(Trial<X>& trial, std::vector<int32_t>& text, int count, int room) {
-    const int V = trial.gpt.net.config.V;
-    std::vector<std::vector<X>> all;
-    for (int n = 0; n < count; n++) {
-        const int T = std::min(int(text.size()), room);
-        gpt_forward(CPU{}, trial.gpt, trial.feed.put(CPU{}, text.data() + text.size() - T, nullptr, 1, T));
-        const X* logits = gpt_logits(CPU{}, trial.gpt, T - 1, 1);
-        all.emplace_back(logits, logits + V);
-        text.push_back(sample_token(logits, V, GREEDY, n));
-    }
-    return all;
-}
-
 /// Logits after each of `count` new tokens, and the tokens, against whole passes.
 template <class X>
 void check_same_text(const Variant& variant, const ModelShape& form, int prompt, int count, int room, double tolerance) {
@@ -79,7 +52,7 @@ void check_same_text(const Variant& variant, const ModelShape& form, int prompt,
     INFO("prompt " << prompt << ", room " << room);
     Trial<X> trial(variant, config_of(form), 1, prompt, 1, room, Recompute::nothing, 0, 1, Mode::inference);
     std::vector<int32_t> text = trial.tokens;
-    const std::vector<std::vector<X>> expected = write_by_passes(trial, text, count, room);
+    const std::vector<std::vector<X>> expected = write_by_passes(CPU{}, trial, text, count, room);
     Decoder<CPU, X> decoder(CPU{}, trial.gpt);
     decoder.allocate();
     for (int n = 0; n < count; n++) {
@@ -98,7 +71,7 @@ void check_sample(const Variant& variant, Recompute recompute) {
     training.loss_and_gradients();   // a sample is written behind a step
     std::vector<int32_t> text(plain.tokens.begin(), plain.tokens.begin() + 70), expected = text;
     sample_text(CPU{}, training.gpt, text, 14, GREEDY);   // longer than the model's positions
-    write_by_passes(plain, expected, 14, 80);
+    write_by_passes(CPU{}, plain, expected, 14, 80);
     CHECK(text == expected);
 }
 

@@ -2,15 +2,14 @@
 // a machine without a GPU it runs on the emulator.
 #include <map>
 
-#include "model/generate/decode.cuh"
 #include "model/generate/sample.cuh"
 #include "model/operations/matmul.cuh"
 #include "tests/gpu/gpu_trial.h"
 #include "tests/threads.h"
+#include "tests/whole_text.h"
 
 namespace {
 
-const Sampling GREEDY{0, 0, 1, 1};
 const Tolerance FLOAT{5e-5, 1e-5};   // the emulator is within 3e-6
 
 /// A decoder that remembers the logits (rows, V) behind what is now in each place; to write_texts() it is the decoder.
@@ -61,33 +60,21 @@ public:
         : room_(room), exact_(Variants(named(variant.name), {&on_cpu::causal}), config, 1, 2 * room, 1, room),
           gpt_(Variants(variant, {&on_gpu::causal}), config, 1, room, Mode::inference), decoder_(test_gpu(), gpt_, 3) {
         gpt_.allocate(test_gpu());
-        const std::vector<float> weights = round_weights<X>(exact_);
-        std::vector<X> narrow;
-        for (float weight : weights) narrow.push_back(narrowed<X>(weight));
-        to_device(test_gpu(), gpt_.weights, narrow.data(), narrow.size());
+        load_rounded(test_gpu(), gpt_, round_weights<X>(exact_));
         decoder_.allocate();
     }
 
     /// Greedily, as ./generate would, and compares every row of logits with one pass over each finished text.
     void write(const std::vector<Prompt>& prompts, Tolerance tolerance) {
         Remembering<X> decoder(decoder_);
-        size_t begun = 0, ended = 0;
-        write_texts(
-            decoder,
-            [&](Text& text) {
-                if (begun == prompts.size()) return false;
-                const auto first = exact_.tokens.begin() + prompts[begun].first;
-                text = {begun, {first, first + prompts[begun].length}, size_t(prompts[begun].length), GREEDY};
-                begun++;
-                return true;
-            },
-            [&](const Text& text) {
-                if (int(text.written()) < prompts[text.number].count) return true;
-                ended++;
-                check_text(text, decoder.rows(text), tolerance);
-                return false;
-            });
-        CHECK(ended == prompts.size());
+        std::vector<std::vector<int32_t>> ids;
+        std::vector<int> counts;
+        for (const Prompt& prompt : prompts) {
+            const auto first = exact_.tokens.begin() + prompt.first;
+            ids.emplace_back(first, first + prompt.length);
+            counts.push_back(prompt.count);
+        }
+        write_greedily(decoder, ids, counts, [&](const Text& text) { check_text(text, decoder.rows(text), tolerance); });
     }
 
 private:
@@ -131,15 +118,7 @@ void check_sample(const Variant& variant) {
     trial.loss_and_gradients(exact);
     std::vector<int32_t> text(exact.tokens.begin(), exact.tokens.begin() + 37), expected = text;   // becomes longer than T
     sample_text(trial.device, trial.gpt, text, count, GREEDY);
-    const int V = trial.gpt.net.config.V;
-    std::vector<float> logits(V);
-    for (int n = 0; n < count; n++) {
-        const int here = std::min(int(expected.size()), T);
-        const Batch batch = trial.feed.put(trial.device, expected.data() + expected.size() - here, nullptr, 1, here);
-        gpt_forward(trial.device, trial.gpt, batch);
-        to_host(trial.device, logits.data(), gpt_logits(trial.device, trial.gpt, here - 1, 1), logits.size());
-        expected.push_back(sample_token(logits.data(), V, GREEDY, n));
-    }
+    write_by_passes(trial.device, trial, expected, count, T);
     CHECK(text == expected);
 
     // A longer text has no products that a shorter one has not.
