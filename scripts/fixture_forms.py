@@ -65,16 +65,20 @@ def other(variant, T, settings={}, **form):
     return Form(**{'NKV': 2, 'V': 96, 'B': 1, 'T': T, 'variant': variant, 'settings': settings} | form)
 
 
+def of(variant, **settings):
+    """A mechanism's own settings, by their keys in config.json."""
+    return {f'{variant}_{key}': value for key, value in settings.items()}
+
+
 DSA = {'attention_window': 8, 'attention_dense_until': 20}
 SINKS = {'sinks_tokens': 3, 'attention_window': 7}
 MOSA = {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05}
-ROUTING = {'attention_window': 8, 'routing_clusters': 4, 'routing_local_heads': 2, 'routing_rate': 0.05, 'routing_balanced': 0}
-SEER = {'seer_block': 64, 'seer_query': 0, 'seer_top_k': 1, 'seer_distil': 1, 'seer_distil_weight': 1, 'seer_distil_skip': 0}
-BLOCKS = {'block': 64, 'query': 0, 'mask': 2, 'top_k': 1, 'dense_heads': 2, 'head_threshold': 0.3, 'distil': 0, 'distil_weight': 1,
-          'distil_skip': 0}
-SEER_R = {'seer_r_block': 64, 'seer_r_top_k': 1, 'seer_r_threshold': 0.55, 'seer_r_distil': 1, 'seer_r_distil_weight': 1}
-INDEXER = {f'deepseek_sparse_{key}': value for key, value in
-           {'heads': 3, 'dim': 32, 'top_k': 12, 'distil': 1, 'distil_weight': 1}.items()}
+ROUTING = {'attention_window': 8} | of('routing', clusters=4, local_heads=2, rate=0.05, balanced=0)
+SEER = of('seer', block=64, query=0, top_k=1, distil=1, distil_weight=1, distil_skip=0)
+BLOCKS = of('adaptive_sparse', block=64, query=0, mask=2, top_k=1, dense_heads=2, head_threshold=0.3, distil=0, distil_weight=1,
+            distil_skip=0)
+SEER_R = of('seer_r', block=64, top_k=1, threshold=0.55, distil=1, distil_weight=1)
+INDEXER = of('deepseek_sparse', heads=3, dim=32, top_k=12, distil=1, distil_weight=1)
 FORMS |= {
     'sliding_window': other('sliding_window', 70, {'attention_window': 9}, B=2),
     'sinks': other('sinks', 70, SINKS),
@@ -82,10 +86,8 @@ FORMS |= {
     'longformer': other('longformer', 70, {'longformer_globals': 5, 'attention_window': 6}),
     'strided': other('strided', 83, {'strided_stride': 9}),
     'fixed_factorized': other('fixed_factorized', 83, {'fixed_factorized_chunk': 12, 'fixed_factorized_summary': 3}),
-    'bigbird': other('bigbird', 150, {'bigbird_block': 16, 'bigbird_window': 3, 'bigbird_globals': 1, 'bigbird_random': 2,
-                                      'bigbird_seed': 5}),
-    'deepspeed_fixed': other('deepspeed_fixed', 150, {'deepspeed_fixed_block': 8, 'deepspeed_fixed_local': 4,
-                                                      'deepspeed_fixed_globals': 2, 'deepspeed_fixed_per_head': 1}),
+    'bigbird': other('bigbird', 150, of('bigbird', block=16, window=3, globals=1, random=2, seed=5)),
+    'deepspeed_fixed': other('deepspeed_fixed', 150, of('deepspeed_fixed', block=8, local=4, globals=2, per_head=1)),
     'longnet': other('longnet', 150, {'longnet_segment': 16, 'longnet_branches': 3, 'longnet_detach': 0}),
     'ppa': other('ppa', 67, B=2),
     'bam': other('bam', 67, B=2),
@@ -109,20 +111,16 @@ FORMS |= {
     'routing': other('routing', 67, ROUTING, seed=2),
     'routing_balanced': other('routing', 23, ROUTING | {'routing_clusters': 3, 'routing_local_heads': 3, 'routing_balanced': 1},
                               V=256, seed=24),
-    'nsa': other('nsa', 268, {'nsa_block': 8, 'nsa_stride': 4, 'nsa_selected': 4, 'attention_window': 20, 'nsa_shared_kv': 0,
-                         'nsa_choice': 0}, V=64, seed=1),
-    'nsa_shared_kv': other('nsa', 270, {'nsa_block': 12, 'nsa_stride': 8, 'nsa_selected': 4, 'attention_window': 15,
-                                        'nsa_shared_kv': 1, 'nsa_choice': 1}, V=64, NKV=1),
-    'adaptive_sparse': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in BLOCKS.items()}, seed=3),
-    'adaptive_sparse_distil': other('adaptive_sparse', 200, {f'adaptive_sparse_{key}': value for key, value in (
-        BLOCKS | {'query': 1, 'distil': 1, 'distil_weight': 0.5}).items()}, seed=16),
-    'adaptive_sparse_soft': other('adaptive_sparse', 140, {f'adaptive_sparse_{key}': value for key, value in (
-        BLOCKS | {'mask': 0, 'dense_heads': 0}).items()}, V=64, seed=15),
+    'nsa': other('nsa', 268, {'attention_window': 20} | of('nsa', block=8, stride=4, selected=4, shared_kv=0, choice=0), V=64, seed=1),
+    'nsa_shared_kv': other('nsa', 270, {'attention_window': 15} | of('nsa', block=12, stride=8, selected=4, shared_kv=1, choice=1), V=64,
+                           NKV=1),
+    'adaptive_sparse': other('adaptive_sparse', 200, BLOCKS, seed=3),
+    'adaptive_sparse_distil': other('adaptive_sparse', 200, BLOCKS | of('adaptive_sparse', query=1, distil=1, distil_weight=0.5), seed=16),
+    'adaptive_sparse_soft': other('adaptive_sparse', 140, BLOCKS | of('adaptive_sparse', mask=0, dense_heads=0), V=64, seed=15),
     # Qwen2: a QK-norm takes the scales of q and k away again, which leaves their gamma a gradient of rounding errors.
-    'adaptive_sparse_sigma': other('adaptive_sparse', 140, {f'adaptive_sparse_{key}': value for key, value in (
-        BLOCKS | {'dense_heads': 1}).items()} | {'sigma_reparam': 1}, V=64, NH=2, qwen2=True, rope_theta=1e4, seed=32),
-    'infllm_v2': other('infllm_v2', 202, {'infllm_v2_kernel': 12, 'infllm_v2_stride': 8, 'infllm_v2_top_k': 2,
-                                          'infllm_v2_local': 1}, V=64, seed=2),
+    'adaptive_sparse_sigma': other('adaptive_sparse', 140, BLOCKS | of('adaptive_sparse', dense_heads=1) | {'sigma_reparam': 1}, V=64, NH=2,
+                                   qwen2=True, rope_theta=1e4, seed=32),
+    'infllm_v2': other('infllm_v2', 202, of('infllm_v2', kernel=12, stride=8, top_k=2, local=1), V=64, seed=2),
     'moba': other('moba', 210, {'moba_block': 64, 'moba_top_k': 3}, V=64, seed=2),
     'seer': other('seer', 200, SEER, B=2, V=64),
     'seer_alone': other('seer', 330, SEER | {'seer_query': 2, 'seer_distil': 2, 'seer_distil_skip': 0.4}, V=64,
