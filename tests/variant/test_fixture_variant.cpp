@@ -2,13 +2,10 @@
 // and twenty training steps that transformers or torch computed in float64, and the same from this engine in float32 as train_gpt.cu
 // computes them. A statistic's "gradient" is what it moves by; a policy's own loss is a number beside the loss, and part of what
 // gradients are of.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -16,11 +13,7 @@
 #include "model/base/process.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/safetensors.h"
-#include "model/gpt.h"
-#include "model/run/feed.cuh"
-#include "tests/check.h"
-#include "tests/threads.h"
-#include "tests/variants.h"
+#include "tests/whole_model.h"
 
 namespace {
 
@@ -68,28 +61,24 @@ std::vector<std::filesystem::path> fixture_folders(const std::string& variant) {
 using Curve = std::vector<std::vector<double>>;
 const std::vector<std::string> CURVE_COLUMNS{"loss", "grad_norm", "lr", "auxiliary_loss"};
 
-Curve train_as_the_program_does(GPT<CPU, float>& gpt, BatchFeed<CPU>& feed, const Fixture& f) {
+Curve train_as_the_program_does(Trial<float>& trial, const Fixture& f) {
     const nlohmann::json& training = f.expected["training"];
     const int64_t steps = training["steps"], warmup = training["warmup_steps"];
     const Schedule schedule{Schedule::Form::cosine, training["lr"], training["min_lr_frac"], warmup, 0, steps};
     AdamW adamw{training["lr"], training["beta1"], training["beta2"], training["adam_eps"], training["weight_decay"], training["grad_clip"]};
-    std::vector<int32_t> inputs(f.input_ids.size()), targets(inputs.size());
+    const StepTotals& totals = *trial.gpt.totals;
     Curve curve;
     for (int64_t step = 1; step <= steps; step++) {
         const int32_t* row = &f.batches[size_t(step - 1) * f.B * (f.T + 1)];
         for (int b = 0; b < f.B; b++, row += f.T + 1) {
-            std::copy_n(row, f.T, &inputs[size_t(b) * f.T]);
-            std::copy_n(row + 1, f.T, &targets[size_t(b) * f.T]);
+            std::copy_n(row, f.T, &trial.tokens[size_t(b) * f.T]);
+            std::copy_n(row + 1, f.T, &trial.targets[size_t(b) * f.T]);
         }
-        const Batch batch = feed.put(CPU{}, inputs.data(), targets.data(), f.B, f.T);
-        gpt_forward(CPU{}, gpt, batch);
-        gpt_loss(CPU{}, gpt, batch, Write::overwrite, float(1.0 / (f.B * f.T)));
-        gpt_backward(CPU{}, gpt, batch, Write::overwrite);
-        gpt_norm(CPU{}, gpt);
+        trial.loss_and_gradients();
         adamw.lr = schedule.rate(step - 1);
-        gpt_update(CPU{}, gpt, adamw, step);
-        curve.push_back({gpt.totals->loss / (f.B * f.T), std::sqrt(gpt.totals->squares), adamw.lr});
-        if (gpt.auxiliary) curve.back().push_back(gpt.totals->auxiliary / (f.B * f.T));
+        trial.update(adamw, step);
+        curve.push_back({totals.loss / (f.B * f.T), std::sqrt(totals.squares), adamw.lr});
+        if (trial.gpt.auxiliary) curve.back().push_back(totals.auxiliary / (f.B * f.T));
     }
     return curve;
 }
@@ -117,30 +106,26 @@ std::string norm_difference(const TensorList& list, const float* flat, const nlo
 void check_fixture(const Variant& variant, const std::filesystem::path& folder) {
     const Threads one(1);   // steps too small for several threads
     const Fixture f = load_fixture(folder);
-    GPT<CPU, float> gpt({variant, {&on_cpu::causal}}, load_config(folder), f.B, f.T, Mode::training);
-    gpt.allocate(CPU{});
-    BatchFeed<CPU> feed(f.B, f.T, gpt.net.config.V);
-    feed.allocate(CPU{});
+    Trial<float> trial(Variants(variant, {&on_cpu::causal}), load_config(folder), f.B, f.T, f.B, f.T);
+    GPT<CPU, float>& gpt = trial.gpt;
     const TensorList& list = gpt.net.tensors;
     CHECK(load_weights(folder, list, 1, gpt.weights).empty());
-    if (gpt.keeps_master()) std::copy_n(gpt.weights, list.size(), gpt.master);   // otherwise they are the same memory
-    gpt_weights_loaded(CPU{}, gpt);
+    trial.weights_set();
+    trial.tokens = f.input_ids, trial.targets = f.targets;
 
     const int rows = f.B * f.T;
-    const Batch batch = feed.put(CPU{}, f.input_ids.data(), f.targets.data(), f.B, f.T);
-    gpt_forward(CPU{}, gpt, batch);
+    trial.loss();
     const float* logits = gpt_logits(CPU{}, gpt, 0, rows);
     const std::vector<float> all_logits(logits, logits + size_t(rows) * gpt.net.config.V);
     CHECK(difference(all_logits, f.logits, Tolerance{0, LOGIT_TOLERANCE}) == "");
 
-    gpt_loss(CPU{}, gpt, batch, Write::overwrite, 1.0f / float(rows));
+    trial.loss_and_gradients();
     CHECK(number_difference(gpt.totals->loss / rows, f.expected, "loss") == "");
     if (gpt.auxiliary) CHECK(number_difference(gpt.totals->auxiliary / rows, f.expected, "auxiliary_loss") == "");
-    gpt_backward(CPU{}, gpt, batch, Write::overwrite);
     gpt_norm(CPU{}, gpt);   // which completes the gradients
     CHECK(norm_difference(list, gpt.gradients, f.expected["gradient_norms"]) == "");
 
-    const Curve curve = train_as_the_program_does(gpt, feed, f);
+    const Curve curve = train_as_the_program_does(trial, f);
     const nlohmann::json& expected = f.expected["curve"];
     REQUIRE(curve.size() == expected.size());
     for (size_t k = 0; k < curve.size(); k++) {
