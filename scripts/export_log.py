@@ -12,11 +12,12 @@ Exit codes: 0 done, 2 usage or a missing package, 3 the log, 75 Ctrl-C.
 """
 import argparse
 import json
-import math
 import os
 import sys
 import time
 from pathlib import Path
+
+from plot_loss import is_number
 
 PACKAGES = {'tensorboard': 'tensorboardX', 'wandb': 'wandb', 'trackio': 'trackio'}   # what pip calls them
 NAMES = {'loss': 'train/loss', 'grad_norm': 'train/grad_norm', 'lr': 'train/lr', 'aux_loss': 'train/aux_loss', 'targets': 'train/targets',
@@ -79,10 +80,6 @@ def config_of(record):
         key, equals, value = line.partition('=')
         if equals: config[f'options.{key}'] = value.strip('"')
     return config | {f'model.{key}': value for key, value in record.get('model', {}).items()}
-
-
-def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def export(record, tracker):
