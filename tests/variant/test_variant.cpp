@@ -94,17 +94,12 @@ std::vector<X> all_results(AttentionCase<X>& layer) {
 template <class X>
 void check_same_bits(const Variant& variant) {
     AttentionCase<X> layer(variant, {2, 130, 4, 2, 16, {}});
-    std::vector<X> first, again, one_thread, two_threads;
-    first = all_results(layer);
-    again = all_results(layer);
-    {
-        const Threads one(1);
-        one_thread = all_results(layer);
-    }
-    {
-        const Threads two(2);
-        two_threads = all_results(layer);
-    }
+    const auto on_threads = [&](int count) {
+        const Threads threads(count);
+        return all_results(layer);
+    };
+    const std::vector<X> first = all_results(layer), again = all_results(layer);
+    const std::vector<X> one_thread = on_threads(1), two_threads = on_threads(2);
     CHECK(all_finite(layer.result()));
     CHECK(bit_difference(again, first) == "");
     CHECK(bit_difference(two_threads, one_thread) == "");
