@@ -73,7 +73,8 @@ TEST_CASE("GPU adamw: same bits again, and for any cut into ranges", "[gpu][opti
     check_cuts<bf16>(o, test_gpu());
 }
 
-TEMPLATE_TEST_CASE("GPU adamw: a shard of the buffers is updated as it is in the whole, rounding included", "[gpu][optimizer]", bf16, float) {
+TEMPLATE_TEST_CASE("GPU adamw: a shard of the buffers is updated as it is in the whole, rounding included",
+                   "[gpu][optimizer]", bf16, float) {
     const size_t n = 1000, from = 336;
     const std::vector<float> start = random_numbers<float>(n, 1), gradients = gradients_of<float>(n, 1);
     AdamW o;
