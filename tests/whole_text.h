@@ -8,7 +8,7 @@
 
 inline const Sampling GREEDY{0, 0, 1, 1};
 
-inline Config config_of_long_text(const ModelShape& form, const std::map<std::string, double>& settings) {
+inline Config config_of_long_text(const ModelShape& form = {}, const std::map<std::string, double>& settings = {}) {
     Config c = with_choices(config_of(form));
     for (const auto& [key, value] : settings) c.settings[key] = value;
     return c;
@@ -51,11 +51,10 @@ std::vector<std::vector<X>> write_by_passes(Device device, Model<X>& model, std:
 
 /// Writes greedily up to T tokens with a cache, and compares every row of logits with that of one pass over the whole text.
 template <class X>
-void check_whole_text(const Variant& variant, const ModelShape& form, int prompt, int T, double tolerance,
-                      const std::map<std::string, double>& settings = {}) {
+void check_whole_text(const Variants& variants, const Config& config, int prompt, int T, double tolerance) {
     const Threads one(1);
-    INFO("T " << T << ", key heads " << form.NKV);
-    Trial<X> trial(variant, config_of_long_text(form, settings), 1, prompt, 1, T, Recompute::nothing, 0, 1, Mode::inference);
+    INFO("T " << T << ", key heads " << config.NKV);
+    Trial<X> trial(variants, config, 1, prompt, 1, T, Recompute::nothing, 0, 1, Mode::inference);
     auto& gpt = trial.gpt;
     const int V = gpt.net.config.V;
     REQUIRE(gpt.net.all(&LayerFacts::decodes));

@@ -57,7 +57,7 @@ VARIANT_CASE(" bf16: a model with rounded matrices computes what the same matric
 VARIANT_CASE(" bf16: a text from rounded keys and values, and half the memory for them", "[bf16][variant]") {
     const Threads one(1);
     const int prompt = 40, T = 200;
-    RoundedTwins<float> twins(variant, config_of_long_text(ModelShape{}, {}), prompt, T);
+    RoundedTwins<float> twins(variant, config_of_long_text(), prompt, T);
     const int V = twins.rounded.net.config.V;
     Decoder<CPU, float> whole(CPU{}, twins.whole.gpt), rounded(CPU{}, twins.rounded);
     whole.allocate(), rounded.allocate();

@@ -78,7 +78,7 @@ void check_sample(const Variant& variant, Recompute recompute) {
 /// What a decoder has taken from the allocator behind a long text, against what it has told before.
 void check_memory(const Variant& variant) {
     const Threads one(1);
-    Trial<float> trial(variant, config_of_long_text(ModelShape{}, {}), 1, 70, 1, 2000, Recompute::nothing, 0, 1, Mode::inference);
+    Trial<float> trial(variant, config_of_long_text(), 1, 70, 1, 2000, Recompute::nothing, 0, 1, Mode::inference);
     const auto write = [&](Decoder<CPU, float>& decoder) {
         decoder.allocate();
         written(decoder, {trial.tokens}, {200});
@@ -101,24 +101,22 @@ void check_memory(const Variant& variant) {
 VARIANT_CASE(" decode: what is kept of a text takes as much memory as it has told", "[decode][variant]") { check_memory(variant); }
 
 VARIANT_CASE(" decode: every row of a long text is that of a whole pass, whatever heads share keys", "[decode][variant]") {
-    check_whole_text<double>(variant, ModelShape{}, 3, 500, 1e-10);
-    check_whole_text<double>(variant, ModelShape{false, true, 4, 4}, 3, 300, 1e-10);
-    check_whole_text<double>(variant, ModelShape{true, false, 4, 1}, 64, 300, 1e-10);
-    check_whole_text<float>(variant, ModelShape{}, 70, 300, 1e-5);
+    check_whole_text<double>(variant, config_of_long_text(), 3, 500, 1e-10);
+    check_whole_text<double>(variant, config_of_long_text({false, true, 4, 4}), 3, 300, 1e-10);
+    check_whole_text<double>(variant, config_of_long_text({true, false, 4, 1}), 64, 300, 1e-10);
+    check_whole_text<float>(variant, config_of_long_text(), 70, 300, 1e-5);
 }
 
 // The prompt has begun a tile of queries, which may have chosen what it reads.
 VARIANT_CASE(" decode: every row of a long text is that of a whole pass, at every value of a setting", "[decode][variant]") {
     for (const Setting& setting : variant.settings())
         for (double value : small_values(setting)) {
-            const std::map<std::string, double> one = {{setting.key, value}};
+            const Config config = config_of_long_text({}, {{setting.key, value}});
             bool decodes = false;   // some values are refused, and some look ahead
-            const Error error = error_of([&] {
-                decodes = Qwen(variant, config_of_long_text(ModelShape{}, one)).all(&LayerFacts::decodes);
-            });
+            const Error error = error_of([&] { decodes = Qwen(variant, config).all(&LayerFacts::decodes); });
             INFO(setting.key << " " << value);
             CHECK((error.code == Exit::done || error.code == Exit::usage));
-            if (decodes) check_whole_text<double>(variant, ModelShape{}, 270, 330, 1e-10, one);
+            if (decodes) check_whole_text<double>(variant, config, 270, 330, 1e-10);
         }
 }
 

@@ -1,10 +1,9 @@
 // Hybrids: models in which layers of each attention variant lie between causal ones.
 #include "attention/layers.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/generate/decode.cuh"
 #include "model/run/summary.h"
 #include "tests/temporary_folder.h"
-#include "tests/whole_model.h"
+#include "tests/whole_text.h"
 
 namespace {
 
@@ -93,19 +92,7 @@ VARIANT_CASE(" hybrid: memory is as planned, steps move every layer, and a check
 }
 
 VARIANT_CASE(" hybrid: text is the same with a cache and without", "[hybrid][variant]") {
-    const Threads one(1);
-    Trial<double> trial(with_causal(variant), hybrid_of(variant), 1, 40, 1, 48, Recompute::nothing, 0, 1, Mode::inference);
-    auto& gpt = trial.gpt;
-    const Config& c = gpt.net.config;
-    CHECK(gpt.net.all(&LayerFacts::decodes) == gpt.net.layers[1].attention->facts.decodes);
-    Decoder<CPU, double> decoder(CPU{}, gpt);
-    decoder.allocate();
-    for (int T = 33; T <= 40; T++) {
-        const std::vector<int32_t> text(trial.tokens.begin(), trial.tokens.begin() + T);
-        const double* cached = T == 33 ? decoder.begin(0, text) : decoder.next({{0, &text}});
-        const std::vector<double> actual(cached, cached + c.V);
-        gpt_forward(CPU{}, gpt, trial.feed.put(CPU{}, trial.tokens.data(), nullptr, 1, T));
-        const double* whole = gpt_logits(CPU{}, gpt, T - 1, 1);
-        CHECK(difference(actual, std::vector<double>(whole, whole + c.V), {1e-11}) == "");
-    }
+    const Qwen net(with_causal(variant), hybrid_of(variant));
+    CHECK(net.all(&LayerFacts::decodes) == net.layers[1].attention->facts.decodes);
+    check_whole_text<double>(with_causal(variant), hybrid_of(variant), 33, 40, 5e-12);
 }
