@@ -1,13 +1,14 @@
 // All checks of an operation derive from one description of it, a struct with
 //     std::vector<ArrayOf> inputs() const                              names and sizes of its differentiable inputs
-//     std::vector<X> forward(const Arrays<X>& in) const                its outputs as one array
-//     Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout) const      hand-written gradients, in inputs()' order
-// with X a template parameter: double for finite differences, float as in training.
+//     Arrays<Wide<X>> run<X>(device, const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout = {}) const
+// which returns its outputs as one array and, given their gradient dout, the hand-written gradients in inputs()' order. X is double for
+// finite differences, float or bf16 as in training.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "model/device/device.h"
 #include "tests/check.h"
 #include "tests/threads.h"
 
@@ -50,6 +51,12 @@ inline double weighted_sum(const std::vector<double>& outputs, const std::vector
     return total;
 }
 
+/// Random gradients of an operation's outputs.
+template <class X, class Op>
+std::vector<X> output_gradient(const Op& op) {
+    return random_numbers<X>(op.template run<double>(CPU{}, random_inputs<double>(op))[0].size(), 5);
+}
+
 /// Every gradient against central differences in double. A step of 1e-5 leaves an error of about 1e-10 (its square from the third
 /// derivative, and rounding divided by it), so a tolerance of 1e-7 of the largest gradient is ample, yet detects any wrong term.
 template <class Op>
@@ -57,21 +64,21 @@ std::string gradient_difference(const Op& op, Tolerance tolerance = {1e-7, 1e-9}
     const double step = 1e-5;
     const Threads one(1);   // hundreds of calls too small for several threads
     Arrays<double> inputs = random_inputs<double>(op);
-    const std::vector<double> dout = random_numbers<double>(op.template forward<double>(inputs).size(), 5);
-    const Arrays<double> gradients = op.template backward<double>(inputs, dout);
-    if (gradients.size() != inputs.size()) return "an input has no gradient";
+    const std::vector<double> dout = output_gradient<double>(op);
+    const Arrays<double> results = op.template run<double>(CPU{}, inputs, dout);
+    if (results.size() != inputs.size() + 1) return "an input has no gradient";
     for (size_t k = 0; k < inputs.size(); k++) {
         std::vector<double> differences;
         for (double& number : inputs[k]) {
             const double here = number;
             number = here + step;
-            const double above = weighted_sum(op.template forward<double>(inputs), dout);
+            const double above = weighted_sum(op.template run<double>(CPU{}, inputs)[0], dout);
             number = here - step;
-            const double below = weighted_sum(op.template forward<double>(inputs), dout);
+            const double below = weighted_sum(op.template run<double>(CPU{}, inputs)[0], dout);
             number = here;
             differences.push_back((above - below) / (2 * step));
         }
-        const std::string text = difference(gradients[k], differences, tolerance);
+        const std::string text = difference(results[k + 1], differences, tolerance);
         if (!text.empty()) return "gradient of " + op.inputs()[k].name + ": " + text;
     }
     return "";

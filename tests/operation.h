@@ -2,8 +2,8 @@
 //     std::vector<double> formula(const Arrays<double>& in) const   the outputs by the formula, in plain loops
 //     int length() const                                            terms of the longest sum, for tolerances
 //     bool any_threads                                              whether all numbers of threads give the same bits
-// and whose forward() and backward() take a device as their last argument. Outputs in double are checked against the formula, gradients
-// against finite differences; other number types and devices against double on the CPU, and again, to the last bit.
+// Outputs in double are checked against the formula, gradients against finite differences; other number types and devices against double
+// on the CPU, and again, to the last bit.
 #pragma once
 #include "catch.h"
 
@@ -29,7 +29,7 @@ private:
 
 /// A buffer for an operation to write: NaN if it must overwrite, finite values if it must add.
 template <class X>
-std::vector<X> buffer(size_t n, Write write) {
+std::vector<X> buffer(size_t n, Write write = Write::overwrite) {
     return std::vector<X>(n, write == Write::overwrite ? X(NAN) : X(0.25));
 }
 
@@ -63,15 +63,6 @@ std::string stored_difference(const std::vector<W>& actual, const std::vector<do
     return difference(in_tolerances, zeros, Tolerance{0, 1 + 1e-6});
 }
 
-/// The outputs of a run, and all gradients.
-template <class X, class Op, class Device>
-Arrays<Wide<X>> run_both_ways(Device device, const Op& op, const Arrays<Wide<X>>& inputs) {
-    Arrays<Wide<X>> all = {op.template forward<X>(inputs, device)};
-    const auto dout = rounded<X>(random_numbers<Wide<X>>(all[0].size(), 5));
-    for (const std::vector<Wide<X>>& gradient : op.template backward<X>(inputs, dout, device)) all.push_back(gradient);
-    return all;
-}
-
 /// Outputs and gradients in X on a device against double on the CPU, where both start from numbers that X holds. `of_gradients` is the
 /// absolute error of gradients, which are differences of numbers near 1, or round to X more than once.
 template <class X, class Op, class Device>
@@ -83,10 +74,9 @@ void check_on(Device device, const Op& op, double of_gradients = 1e-6) {
         array = rounded<X>(array);
         exact_inputs.push_back(converted<double>(array));
     }
-    const Arrays<W> results = run_both_ways<X>(device, op, inputs), again = run_both_ways<X>(device, op, inputs);
-    Arrays<double> expected = {op.template forward<double>(exact_inputs, CPU{})};
-    const auto dout = converted<double>(rounded<X>(random_numbers<W>(expected[0].size(), 5)));
-    for (const std::vector<double>& gradient : op.template backward<double>(exact_inputs, dout, CPU{})) expected.push_back(gradient);
+    const std::vector<W> dout = rounded<X>(output_gradient<W>(op));
+    const Arrays<W> results = op.template run<X>(device, inputs, dout), again = op.template run<X>(device, inputs, dout);
+    const Arrays<double> expected = op.template run<double>(CPU{}, exact_inputs, converted<double>(dout));
     REQUIRE(results.size() == expected.size());
     for (size_t k = 0; k < results.size(); k++) {
         INFO(sizeof(X) << " bytes a number, " << (k ? "gradient of " + op.inputs()[k - 1].name : "outputs"));
@@ -102,9 +92,10 @@ template <class X, class Op>
 void check_threads(const Op& op) {
     const Arrays<X> inputs = random_inputs<X>(op);
     const Threads two(2);
-    const Arrays<X> together = run_both_ways<X>(CPU{}, op, inputs);
+    const std::vector<X> dout = output_gradient<X>(op);
+    const Arrays<X> together = op.template run<X>(CPU{}, inputs, dout);
     const Threads one(1);
-    const Arrays<X> alone = run_both_ways<X>(CPU{}, op, inputs);
+    const Arrays<X> alone = op.template run<X>(CPU{}, inputs, dout);
     for (size_t k = 0; k < alone.size(); k++) {
         if (op.any_threads) CHECK(bit_difference(alone[k], together[k]) == "");
         else CHECK(difference(alone[k], together[k], rounding<X>(op.length())) == "");
@@ -115,7 +106,7 @@ void check_threads(const Op& op) {
 template <class Op>
 void check_operation(const Op& op, double of_gradients = 1e-6) {
     const Arrays<double> inputs = random_inputs<double>(op);
-    CHECK(difference(op.template forward<double>(inputs, CPU{}), op.formula(inputs), rounding<double>(op.length())) == "");
+    CHECK(difference(op.template run<double>(CPU{}, inputs)[0], op.formula(inputs), rounding<double>(op.length())) == "");
     CHECK(gradient_difference(op) == "");
     check_threads<float>(op), check_threads<double>(op);
     const Threads two(2);

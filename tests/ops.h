@@ -27,24 +27,20 @@ struct Embedding {
             for (int c = 0; c < C; c++) out.push_back(in[0][token * C + c]);
         return out;
     }
-    template <class X, class Device = CPU>
-    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
-        On<Device, X> out(buffer<Wide<X>>(tokens.size() * C, Write::overwrite)), table(in[0]);
+    template <class X, class Device>
+    Arrays<Wide<X>> run(Device device, const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout = {}) const {
+        On<Device, X> out(buffer<Wide<X>>(tokens.size() * C)), table(in[0]), d(dout);
         On<Device, int32_t> at(tokens);
         embedding_forward(device, out.data(), at.data(), table.data(), rows(), C);
-        return out.numbers();
-    }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
+        if (dout.empty()) return {out.numbers()};
         std::vector<int32_t> sorted(tokens.size());
         std::vector<TokenRun> runs(RowsByToken::capacity_for(rows(), V));
         sort_by_token(tokens.data(), rows(), V, sorted.data(), runs.data());
         On<Device, Wide<X>> dtable(buffer<Wide<X>>(in[0].size(), Write::add));
-        On<Device, X> d(dout);
         On<Device, int32_t> sorted_rows(sorted);
         On<Device, TokenRun> token_runs(runs);
         embedding_backward(device, dtable.data(), d.data(), {sorted_rows.data(), token_runs.data(), int(runs.size())}, C);
-        return {contribution(dtable.numbers(), Write::add)};
+        return {out.numbers(), contribution(dtable.numbers(), Write::add)};
     }
 };
 
@@ -68,20 +64,17 @@ struct Linear {
             }
         return out;
     }
-    template <class X, class Device = CPU>
-    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
-        On<Device, X> out(buffer<Wide<X>>(size_t(rows) * OUT, Write::overwrite)), inp(in[0]), weight(in[1]), added(in.back());
-        linear_forward(device, out.data(), inp.data(), weight.data(), bias ? added.data() : nullptr, rows, IN, OUT);
-        return out.numbers();
-    }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
+    template <class X, class Device>
+    Arrays<Wide<X>> run(Device device, const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout = {}) const {
         using W = Wide<X>;
-        On<Device, X> dinp(buffer<W>(in[0].size(), write)), inp(in[0]), weight(in[1]), d(dout);
+        On<Device, X> out(buffer<W>(size_t(rows) * OUT)), inp(in[0]), weight(in[1]), added(in.back()), d(dout);
+        linear_forward(device, out.data(), inp.data(), weight.data(), bias ? added.data() : nullptr, rows, IN, OUT);
+        if (dout.empty()) return {out.numbers()};
+        On<Device, X> dinp(buffer<W>(in[0].size(), write));
         On<Device, W> dweight(buffer<W>(in[1].size(), write)), dbias(buffer<W>(OUT, write));
         linear_backward_input(device, dinp.data(), d.data(), weight.data(), rows, IN, OUT, write);
         linear_backward_weight(device, dweight.data(), bias ? dbias.data() : nullptr, d.data(), inp.data(), rows, IN, OUT, write);
-        Arrays<W> all = {contribution(dinp.numbers(), write), contribution(dweight.numbers(), write)};
+        Arrays<W> all = {out.numbers(), contribution(dinp.numbers(), write), contribution(dweight.numbers(), write)};
         if (bias) all.push_back(contribution(dbias.numbers(), write));
         return all;
     }
@@ -102,17 +95,13 @@ struct SwiGlu {
             }
         return out;
     }
-    template <class X, class Device = CPU>
-    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
-        On<Device, X> out(buffer<Wide<X>>(size_t(rows) * F, Write::overwrite)), gate_up(in[0]);
+    template <class X, class Device>
+    Arrays<Wide<X>> run(Device device, const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout = {}) const {
+        On<Device, X> out(buffer<Wide<X>>(size_t(rows) * F)), dgate_up(buffer<Wide<X>>(in[0].size())), gate_up(in[0]), d(dout);
         swiglu_forward(device, out.data(), gate_up.data(), rows, F);
-        return out.numbers();
-    }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
-        On<Device, X> dgate_up(buffer<Wide<X>>(in[0].size(), Write::overwrite)), gate_up(in[0]), d(dout);
+        if (dout.empty()) return {out.numbers()};
         swiglu_backward(device, dgate_up.data(), d.data(), gate_up.data(), rows, F);
-        return {dgate_up.numbers()};
+        return {out.numbers(), dgate_up.numbers()};
     }
 };
 
@@ -124,8 +113,9 @@ void check_large_gates(Device device) {
     const float s = 1 / (1 + std::exp(-1.0f)), slope = s + s * (1 - s);
     const std::vector<float> out = {2e4f, 0, 180, 0, 176, 0, 0, 2 * s};
     const std::vector<float> dgate_up = {2, 0, 2, 0, 2, 0, 1, 2 * slope, 1e4f, 0, 90, 0, 88, 0, 0, s};
-    CHECK(difference(op.forward<float>({gate_up}, device), out, Tolerance{1e-6, 0}) == "");
-    CHECK(difference(op.backward<float>({gate_up}, std::vector<float>(8, 1), device)[0], dgate_up, Tolerance{1e-6, 0}) == "");
+    const Arrays<float> is = op.run<float>(device, {gate_up}, std::vector<float>(8, 1));
+    CHECK(difference(is[0], out, Tolerance{1e-6, 0}) == "");
+    CHECK(difference(is[1], dgate_up, Tolerance{1e-6, 0}) == "");
 }
 
 /// The output is the sum of the losses: all rows share one `dloss`.
@@ -151,23 +141,21 @@ struct CrossEntropy {
     struct Result {
         std::vector<W> losses, logits;
     };
-    template <class X, class Device = CPU>
-    Result<Wide<X>> run(const std::vector<Wide<X>>& z, Wide<X> dloss, Device device = {}) const {
-        On<Device, Wide<X>> losses(buffer<Wide<X>>(targets.size(), Write::overwrite));
+    template <class X, class Device>
+    Result<Wide<X>> result(Device device, const std::vector<Wide<X>>& z, Wide<X> dloss) const {
+        On<Device, Wide<X>> losses(buffer<Wide<X>>(targets.size()));
         On<Device, X> logits(z);
         On<Device, int32_t> at(targets);
         cross_entropy(device, losses.data(), logits.data(), at.data(), rows(), V, dloss);
         return {losses.numbers(), logits.numbers()};
     }
-    template <class X, class Device = CPU>
-    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
+    template <class X, class Device>
+    Arrays<Wide<X>> run(Device device, const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout = {}) const {
         Wide<X> total = 0;
-        for (Wide<X> loss : run<X>(in[0], 0, device).losses) total += loss;
-        return {total};
-    }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
-        return {run<X>(in[0], dout[0], device).logits};
+        for (Wide<X> loss : result<X>(device, in[0], 0).losses) total += loss;
+        Arrays<Wide<X>> all(1, {total});
+        if (!dout.empty()) all.push_back(result<X>(device, in[0], dout[0]).logits);
+        return all;
     }
 };
 
@@ -176,7 +164,7 @@ template <class X, class Device>
 void check_ignored_row(Device device) {
     const CrossEntropy op{{-1, 1}, 8};
     const std::vector<float> logits = {5, 6, 7, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 7, 8};
-    const auto without = op.run<X>(logits, 0, device), with = op.run<X>(logits, 1, device);
+    const auto without = op.result<X>(device, logits, 0), with = op.result<X>(device, logits, 1);
     CHECK(without.losses[0] == 0);
     CHECK(bit_difference(without.losses, with.losses) == "");
     for (int v = 0; v < 8; v++) {
@@ -193,7 +181,7 @@ void check_large_logits(Device device) {
     const std::vector<float> logits = {3e4f,   -3e4f, 0, -1e30f, -3e4f, 0, 0, 0,   //
                                        1e4f,   1e4f,  1e4f, 0, 0, 0, 0, 0,         //
                                        -1e30f, 1e30f, 0, 0, 0, 0, 0, -INFINITY};
-    const auto result = op.run<float>(logits, 1, device);
+    const auto result = op.result<float>(device, logits, 1);
     CHECK(difference(result.losses, std::vector<double>{0, std::log(3.0), 0}, Tolerance{0, 1e-3}) == "");
     std::vector<double> expected(24);
     expected[8] = expected[9] = 1 / 3.0, expected[10] = -2 / 3.0;
@@ -224,23 +212,16 @@ struct RmsNorm {
         for (int row = 0; row < rows; row++) out = joined(out, rmsnorm_formula(&in[0][row * C], in[1].data(), C));
         return out;
     }
-    template <class X, class Device = CPU>
-    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
-        On<Device, X> out(buffer<Wide<X>>(in[0].size(), Write::overwrite)), inp(in[0]), weight(in[1]);
-        On<Device, Wide<X>> rstd(buffer<Wide<X>>(rows, Write::overwrite));
-        rmsnorm_forward(device, out.data(), rstd.data(), inp.data(), weight.data(), rows, C, NORM_EPS);
-        return out.numbers();
-    }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
+    template <class X, class Device>
+    Arrays<Wide<X>> run(Device device, const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout = {}) const {
         using W = Wide<X>;
-        On<Device, X> out(buffer<W>(in[0].size(), Write::overwrite)), inp(in[0]), weight(in[1]), d(dout);
-        On<Device, X> dinp(buffer<W>(in[0].size(), write_input));
-        On<Device, W> rstd(buffer<W>(rows, Write::overwrite)), dweight(buffer<W>(C, write_weight));
+        On<Device, X> out(buffer<W>(in[0].size())), inp(in[0]), weight(in[1]), d(dout), dinp(buffer<W>(in[0].size(), write_input));
+        On<Device, W> rstd(buffer<W>(rows)), dweight(buffer<W>(C, write_weight));
         rmsnorm_forward(device, out.data(), rstd.data(), inp.data(), weight.data(), rows, C, NORM_EPS);
+        if (dout.empty()) return {out.numbers()};
         rmsnorm_backward(device, dinp.data(), dweight.data(), d.data(), inp.data(), weight.data(), rstd.data(), rows, C,
                          write_input, write_weight);
-        return {contribution(dinp.numbers(), write_input), contribution(dweight.numbers(), write_weight)};
+        return {out.numbers(), contribution(dinp.numbers(), write_input), contribution(dweight.numbers(), write_weight)};
     }
 };
 
@@ -249,10 +230,10 @@ template <class Device>
 void check_row_of_zeros(Device device) {
     const RmsNorm op{1, 8, Write::overwrite, Write::overwrite};
     const std::vector<float> zeros(8), ones(8, 1);
-    CHECK(bit_difference(op.forward<float>({zeros, ones}, device), zeros) == "");
-    const Arrays<float> gradients = op.backward<float>({zeros, ones}, ones, device);
-    CHECK(difference(gradients[0], std::vector<double>(8, 1 / std::sqrt(NORM_EPS)), rounding<float>(1)) == "");
-    CHECK(bit_difference(gradients[1], zeros) == "");
+    const Arrays<float> is = op.run<float>(device, {zeros, ones}, ones);
+    CHECK(bit_difference(is[0], zeros) == "");
+    CHECK(difference(is[1], std::vector<double>(8, 1 / std::sqrt(NORM_EPS)), rounding<float>(1)) == "");
+    CHECK(bit_difference(is[2], zeros) == "");
 }
 
 /// X: of the ignored row; large numbers are float32.
@@ -285,37 +266,25 @@ struct Residual {
     }
 
     template <class X, class Device>
-    struct Run {
+    Arrays<Wide<X>> run(Device device, const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout = {}) const {
         using W = Wide<X>;
-        On<Device, X> residual, inp, weight, norm_weight, sum, out;
-        On<Device, W> rstd;
-
-        Run(const Residual& op, const Arrays<W>& in, Device device)
-            : residual(in[0]), inp(in[1]), weight(scaled(in[2])), norm_weight(in[3]),
-              sum(buffer<W>(in[0].size(), Write::overwrite)), out(sum.numbers()), rstd(buffer<W>(op.rows, Write::overwrite)) {
-            residual_forward(device, sum.data(), out.data(), rstd.data(), residual.data(), inp.data(), weight.data(),
-                             norm_weight.data(), op.rows, op.IN, op.C, NORM_EPS);
-        }
-    };
-    template <class X, class Device = CPU>
-    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
-        const Run<X, Device> run(*this, in, device);
-        return joined(run.sum.numbers(), run.out.numbers());
-    }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
-        using W = Wide<X>;
-        Run<X, Device> run(*this, in, device);
+        On<Device, X> residual(in[0]), inp(in[1]), weight(scaled(in[2])), norm_weight(in[3]);
+        On<Device, X> sum(buffer<W>(in[0].size())), out(buffer<W>(in[0].size()));
+        On<Device, W> rstd(buffer<W>(rows));
+        residual_forward(device, sum.data(), out.data(), rstd.data(), residual.data(), inp.data(), weight.data(), norm_weight.data(),
+                         rows, IN, C, NORM_EPS);
+        const std::vector<W> outputs = joined(sum.numbers(), out.numbers());
+        if (dout.empty()) return {outputs};
         const auto half = dout.begin() + rows * C;
         On<Device, X> dsum(std::vector<W>(dout.begin(), half)), d(std::vector<W>(half, dout.end()));
-        On<Device, X> dinp(buffer<W>(in[1].size(), Write::overwrite));
-        On<Device, W> dweight(buffer<W>(in[2].size(), Write::overwrite)), dnorm_weight(buffer<W>(C, Write::overwrite));
+        On<Device, X> dinp(buffer<W>(in[1].size()));
+        On<Device, W> dweight(buffer<W>(in[2].size())), dnorm_weight(buffer<W>(C));
         W* const no_bias = nullptr;
-        rmsnorm_backward(device, dsum.data(), dnorm_weight.data(), d.data(), run.sum.data(), run.norm_weight.data(),
-                         run.rstd.data(), rows, C, Write::add, Write::overwrite);
-        linear_backward_input(device, dinp.data(), dsum.data(), run.weight.data(), rows, IN, C, Write::overwrite);
-        linear_backward_weight(device, dweight.data(), no_bias, dsum.data(), run.inp.data(), rows, IN, C, Write::overwrite);
-        return {dsum.numbers(), dinp.numbers(), scaled(dweight.numbers()), dnorm_weight.numbers()};
+        rmsnorm_backward(device, dsum.data(), dnorm_weight.data(), d.data(), sum.data(), norm_weight.data(), rstd.data(), rows, C,
+                         Write::add, Write::overwrite);
+        linear_backward_input(device, dinp.data(), dsum.data(), weight.data(), rows, IN, C, Write::overwrite);
+        linear_backward_weight(device, dweight.data(), no_bias, dsum.data(), inp.data(), rows, IN, C, Write::overwrite);
+        return {outputs, dsum.numbers(), dinp.numbers(), scaled(dweight.numbers()), dnorm_weight.numbers()};
     }
 
 private:
@@ -376,50 +345,33 @@ struct QkNormRope {
         return joined(before, after);
     }
 
-    /// The arrays of a run, and the shape that points to them.
     template <class X, class Device>
-    struct Run {
+    Arrays<Wide<X>> run(Device device, const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout = {}) const {
         using W = Wide<X>;
-        On<Device, X> qkv, q_weight, k_weight, before, after;
-        On<Device, W> cosine, sine, rstd;
-        On<Device, int32_t> origins;
-        QkShape<X> shape;
-
-        Run(const QkNormRope& op, const Arrays<W>& in, Device device)
-            : qkv(in[0]), q_weight(in[op.weights ? 1 : 0]), k_weight(in[op.weights ? 2 : 0]),
-              before(buffer<W>(op.output_size(), Write::overwrite)), after(buffer<W>(op.output_size(), Write::overwrite)),
-              cosine(buffer<W>(size_t(op.T) * op.HS / 2, Write::overwrite)), sine(cosine.numbers()),
-              rstd(buffer<W>(size_t(op.B) * op.T * op.heads(), Write::overwrite)), origins(op.origins()),
-              shape{op.B, op.T, op.NH, op.NKV, op.HS, op.weights ? q_weight.data() : nullptr,
-                    op.weights ? k_weight.data() : nullptr, cosine.data(), sine.data(), op.document ? origins.data() : nullptr} {
-            rope_table(device, cosine.data(), sine.data(), op.T, {op.HS, op.theta, op.scaling});
-            qk_norm_rope_forward(device, op.rotated ? after.data() : nullptr, op.pre ? before.data() : nullptr, rstd.data(),
-                                 qkv.data(), shape, NORM_EPS);
-        }
-    };
-    template <class X, class Device = CPU>
-    std::vector<Wide<X>> forward(const Arrays<Wide<X>>& in, Device device = {}) const {
-        const Run<X, Device> run(*this, in, device);
-        if (!pre) return run.after.numbers();
-        return rotated ? joined(run.before.numbers(), run.after.numbers()) : run.before.numbers();
-    }
-    template <class X, class Device = CPU>
-    Arrays<Wide<X>> backward(const Arrays<Wide<X>>& in, const std::vector<Wide<X>>& dout, Device device = {}) const {
-        using W = Wide<X>;
-        Run<X, Device> run(*this, in, device);
+        On<Device, X> qkv(in[0]), q_weight(in[weights ? 1 : 0]), k_weight(in[weights ? 2 : 0]);
+        On<Device, X> before(buffer<W>(output_size())), after(buffer<W>(output_size()));
+        On<Device, W> cosine(buffer<W>(size_t(T) * HS / 2)), sine(buffer<W>(size_t(T) * HS / 2)), rstd(buffer<W>(size_t(B) * T * heads()));
+        On<Device, int32_t> starts(origins());
+        const QkShape<X> shape{B, T, NH, NKV, HS, weights ? q_weight.data() : nullptr, weights ? k_weight.data() : nullptr,
+                               {cosine.data(), sine.data()}, document ? starts.data() : nullptr};
+        rope_table(device, cosine.data(), sine.data(), T, {HS, theta, scaling});
+        qk_norm_rope_forward(device, rotated ? after.data() : nullptr, pre ? before.data() : nullptr, rstd.data(), qkv.data(), shape,
+                             NORM_EPS);
+        const std::vector<W> none, outputs = joined(pre ? before.numbers() : none, rotated ? after.numbers() : none);
+        if (dout.empty()) return {outputs};
         const auto end_of_pre = dout.begin() + (pre ? output_size() : 0);
         On<Device, W> dpre(std::vector<W>(dout.begin(), end_of_pre));
         On<Device, W> dqk(rotated ? std::vector<W>(end_of_pre, dout.end()) : std::vector<W>(output_size()));
-        On<Device, X> dqkv(buffer<W>(in[0].size(), Write::overwrite));
+        On<Device, X> dqkv(buffer<W>(in[0].size()));
         On<Device, W> dq_weight(buffer<W>(HS, write)), dk_weight(buffer<W>(HS, write));
         qk_norm_rope_backward(device, dqkv.data(), dq_weight.data(), dk_weight.data(), dqk.data(), pre ? dpre.data() : nullptr,
-                              run.qkv.data(), run.rstd.data(), run.shape, write);
+                              qkv.data(), rstd.data(), shape, write);
         std::vector<W> of_qkv = dqkv.numbers();
         for (size_t n = 0; n < of_qkv.size(); n++) {   // the v part is not touched: attention writes it
             const bool of_v = int(n / HS % (heads() + NKV)) >= heads();
             if (of_v) of_qkv[n] = std::isnan(of_qkv[n]) ? W(0) : W(INFINITY);
         }
-        if (!weights) return {of_qkv};
-        return {of_qkv, contribution(dq_weight.numbers(), write), contribution(dk_weight.numbers(), write)};
+        if (!weights) return {outputs, of_qkv};
+        return {outputs, of_qkv, contribution(dq_weight.numbers(), write), contribution(dk_weight.numbers(), write)};
     }
 };

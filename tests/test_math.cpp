@@ -48,20 +48,16 @@ struct Gelu {
         return out;
     }
     template <class X>
-    std::vector<X> forward(const Arrays<X>& in, CPU = {}) const {
-        std::vector<X> out;
-        for (const auto& x : in) out = joined(out, one_by_one_and_in_packs(x, [](auto n) { return gelu(n); })[1]);
-        return out;
-    }
-    template <class X>
-    Arrays<X> backward(const Arrays<X>& in, const std::vector<X>& dout, CPU = {}) const {
-        Arrays<X> gradients;
+    Arrays<X> run(CPU, const Arrays<X>& in, const std::vector<X>& dout = {}) const {
+        Arrays<X> all(1);
+        for (const auto& x : in) all[0] = joined(all[0], one_by_one_and_in_packs(x, [](auto n) { return gelu(n); })[1]);
+        if (dout.empty()) return all;
         size_t n = 0;
         for (const auto& x : in) {
-            gradients.push_back(one_by_one_and_in_packs(x, [](auto number) { return gelu_and_slope(number).slope; })[1]);
-            for (X& slope : gradients.back()) slope *= dout[n++];
+            all.push_back(one_by_one_and_in_packs(x, [](auto number) { return gelu_and_slope(number).slope; })[1]);
+            for (X& slope : all.back()) slope *= dout[n++];
         }
-        return gradients;
+        return all;
     }
 };
 

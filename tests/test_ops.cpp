@@ -56,10 +56,10 @@ TEST_CASE("rmsnorm: overwriting and adding; one row, one channel, more rows than
 
 TEST_CASE("rmsnorm: the output keeps its bits for any number of threads", "[ops]") {
     const RmsNorm op{13, 33, {}, {}};
-    const std::vector<float> once = op.forward<float>(random_inputs<float>(op));
+    const std::vector<float> once = op.run<float>(CPU{}, random_inputs<float>(op))[0];
     for (int count : {1, 2}) {
         const Threads threads(count);
-        CHECK(bit_difference(op.forward<float>(random_inputs<float>(op)), once) == "");
+        CHECK(bit_difference(op.run<float>(CPU{}, random_inputs<float>(op))[0], once) == "");
     }
 }
 

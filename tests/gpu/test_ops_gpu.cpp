@@ -74,11 +74,11 @@ TEST_CASE("GPU embedding: the workspace's size changes no bit of the gradient", 
     const Arrays<float> in = random_inputs<float>(op);
     const std::vector<float> dout = random_numbers<float>(op.tokens.size() * op.C, 5);
     GPU device = test_gpu();
-    const std::vector<float> expected = op.backward<float>(in, dout, device)[0];
+    const std::vector<float> expected = op.run<float>(device, in, dout)[1];
     for (size_t slots : {0, 1, 3}) {
         const DeviceArray<float> workspace((slots + 1) * op.C, NAN);
         device.workspace = {reinterpret_cast<std::byte*>(workspace.data()), slots * op.C * sizeof(float)};
-        CHECK(bit_difference(op.backward<float>(in, dout, device)[0], expected) == "");
+        CHECK(bit_difference(op.run<float>(device, in, dout)[1], expected) == "");
     }
 }
 
@@ -109,9 +109,9 @@ TEST_CASE("GPU residual: the sum is rounded once, and normed as it is stored", "
     const Residual op{3, 8, 40};
     Arrays<float> in = random_inputs<float>(op);
     for (std::vector<float>& array : in) array = rounded<bf16>(array);
-    const std::vector<float> both = op.forward<bf16>(in, test_gpu());
+    const std::vector<float> both = op.run<bf16>(test_gpu(), in)[0];
     const std::vector<float> sum(both.begin(), both.begin() + 120), out(both.begin() + 120, both.end());
-    CHECK(bit_difference(RmsNorm{3, 40, {}, {}}.forward<bf16>({sum, in[3]}, test_gpu()), out) == "");
+    CHECK(bit_difference(RmsNorm{3, 40, {}, {}}.run<bf16>(test_gpu(), {sum, in[3]})[0], out) == "");
     Arrays<double> exact;
     for (const std::vector<float>& array : in) exact.push_back(converted<double>(array));
     const std::vector<double> formula = op.formula(exact);
@@ -211,8 +211,8 @@ TEST_CASE("GPU operations: large gates and logits, ignored rows, rows of zeros",
 
 TEST_CASE("GPU cross-entropy: a logit that is not a number shows in the loss", "[gpu][ops]") {
     const CrossEntropy op{{0}, 8};
-    CHECK(std::isnan(op.run<float>({0, 0, 0, NAN, 0, 0, 0, 0}, 1, test_gpu()).losses[0]));
-    CHECK_FALSE(std::isfinite(op.run<float>({0, 0, 0, INFINITY, 0, 0, 0, 0}, 1, test_gpu()).losses[0]));
+    CHECK(std::isnan(op.result<float>(test_gpu(), {0, 0, 0, NAN, 0, 0, 0, 0}, 1).losses[0]));
+    CHECK_FALSE(std::isfinite(op.result<float>(test_gpu(), {0, 0, 0, INFINITY, 0, 0, 0, 0}, 1).losses[0]));
 }
 
 TEST_CASE("GPU fill: packs, a rest, one number, none", "[gpu][ops]") {
