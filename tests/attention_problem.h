@@ -153,7 +153,7 @@ class AttentionOn {
 
 public:
     AttentionOn(Device device, const Problem& p, const P& policy)
-        : p_(p), policy_(policy), device_(device), arrays_(device), dout_(put<X>(arrays_, p.dout)), dlse_(some<W>(p.dlse)) {
+        : p_(p), policy_(policy), device_(device), arrays_{device}, dout_(put<X>(arrays_, p.dout)), dlse_(some<W>(p.dlse)) {
         a_.B = p.B, a_.T = p.T, a_.S = p.S, a_.NH = p.NH, a_.NKV = p.NKV, a_.HS = p.HS;
         a_.q = {put<X>(arrays_, p.q), q_row()}, a_.k = {put<X>(arrays_, p.k), k_row()}, a_.v = {put<X>(arrays_, p.v), k_row()};
         a_.head = some<W>(p.head), a_.row = some<W>(p.row), a_.column = some<W>(p.column), a_.tile = some<W>(p.tile);

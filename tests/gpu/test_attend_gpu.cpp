@@ -36,7 +36,7 @@ RowResults on_gpu(const Problem (&texts)[2], const P& policy) {
         keys = std::make_unique<KVCache<GPU, X, SlotsOf<P>>>(memory, CacheRoom{{2, room, 0, NH, NKV, HS}}, 0, policy.kept_keys());
         if (pass == 0) memory.allocate();
     }
-    ArraysOn<GPU> arrays(device);
+    ArraysOn<GPU> arrays{device};
     Numbers q, k, v, gates;
     for (int b : {1, 0}) {
         const Problem& p = texts[b];

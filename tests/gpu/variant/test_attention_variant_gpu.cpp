@@ -35,7 +35,7 @@ struct LayerOn {
     std::byte* workspace;
 
     LayerOn(const Variant& variant, const Config& c, int B, int T, const LayerNumbers& numbers, Device on)
-        : shape{B, T, c.C, c.NH, c.NKV, c.HS}, device(on), arrays(on), attention(variant.make_layer(c, 0)), facts(attention->facts),
+        : shape{B, T, c.C, c.NH, c.NKV, c.HS}, device(on), arrays{on}, attention(variant.make_layer(c, 0)), facts(attention->facts),
           passes(passes_of<Device, X>(*attention)), x(put<X>(arrays, numbers.x)), qk_pre(put<X>(arrays, numbers.qk_pre)),
           qk(put<X>(arrays, numbers.qk)), qkv(put<X>(arrays, numbers.qkv)), weights(put<X>(arrays, numbers.weights)),
           cosine(put<W>(arrays, size_t(T) * c.HS / 2)), sine(put<W>(arrays, size_t(T) * c.HS / 2)) {
