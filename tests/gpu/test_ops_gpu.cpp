@@ -19,26 +19,6 @@ std::vector<int32_t> frequent_tokens() {
     return tokens;
 }
 
-/// One layer with random numbers, rounded to what X holds, on the host and on the device.
-template <class X>
-struct LinearCase {
-    int rows, IN, OUT;
-    std::vector<double> inp, weight, bias, dout;
-    DeviceArray<X> d_inp, d_weight, d_bias, d_dout;
-
-    LinearCase(int rows_, int IN_, int OUT_)
-        : rows(rows_), IN(IN_), OUT(OUT_),
-          inp(rounded<X>(random_numbers<double>(size_t(rows) * IN, 1))),
-          weight(rounded<X>(random_numbers<double>(size_t(OUT) * IN, 2))),
-          bias(rounded<X>(random_numbers<double>(OUT, 3))),
-          dout(rounded<X>(random_numbers<double>(size_t(rows) * OUT, 4))),
-          d_inp(inp), d_weight(weight), d_bias(bias), d_dout(dout) {}
-
-    std::vector<double> expected(const std::vector<double>& added) const {
-        return Linear{rows, IN, OUT, true, Write::overwrite}.formula({inp, weight, added});
-    }
-};
-
 /// rows: one, fewer than a chunk of the column sums, two chunks and a part; columns: one block of them, a block and a part.
 template <class X>
 void check_all_sizes() {
@@ -270,21 +250,21 @@ TEST_CASE("linear layers on the GPU, bf16, against the CPU in double", "[gpu][li
 TEST_CASE("linear layers on the GPU, float32, against the CPU in double", "[gpu][linear]") { check_all_sizes<float>(); }
 
 TEST_CASE("linear layers on the GPU plan each kind of product once and give the same bits again", "[gpu][linear]") {
-    LinearCase<float> layer(16, 8, 24);
-    const std::vector<double> other = random_numbers<double>(24, 9);
-    const DeviceArray<float> d_other(other);
-    const auto forward = [&](const std::vector<double>& bias, float* device_bias) {
-        DeviceArray<float> out(size_t(16) * 24, NAN);
-        linear_forward(test_gpu(), out.data(), layer.d_inp.data(), layer.d_weight.data(), device_bias, 16, 8, 24);
-        CHECK(difference(out.numbers(), layer.expected(bias), rounding<float>(8)) == "");
+    const Linear op{16, 8, 24, true, Write::overwrite};
+    const Arrays<double> in = random_inputs<double>(op);   // exact in float32
+    const DeviceArray<float> inp(in[0]), weight(in[1]), bias(in[2]), other(random_numbers<double>(24, 9));
+    const auto forward = [&](const DeviceArray<float>& added) {
+        const DeviceArray<float> out(size_t(16) * 24, NAN);
+        linear_forward(test_gpu(), out.data(), inp.data(), weight.data(), added.data(), 16, 8, 24);
+        CHECK(difference(out.numbers(), op.formula({in[0], in[1], added.numbers()}), rounding<float>(8)) == "");
         return out.numbers();
     };
     const size_t before = Matmuls::of_process().plans_made();
-    const std::vector<double> first = forward(layer.bias, layer.d_bias.data());
+    const std::vector<double> first = forward(bias);
     const size_t after = Matmuls::of_process().plans_made();
     CHECK(after <= before + 1);
-    CHECK(bit_difference(forward(layer.bias, layer.d_bias.data()), first) == "");
-    forward(other, d_other.data());
+    CHECK(bit_difference(forward(bias), first) == "");
+    forward(other);
     CHECK(Matmuls::of_process().plans_made() == after);
 }
 
@@ -294,25 +274,26 @@ TEST_CASE("linear layers on the GPU take addresses that are multiples of 16 byte
         numbers.insert(numbers.begin(), shift, NAN);
         return numbers;
     };
-    const LinearCase<bf16> layer(rows, IN, OUT);
-    const DeviceArray<bf16> inp(shifted(layer.inp)), weight(shifted(layer.weight)), bias(shifted(layer.bias));
+    const Linear op{rows, IN, OUT, true, Write::overwrite};
+    Arrays<double> in = random_inputs<double>(op);
+    for (std::vector<double>& array : in) array = rounded<bf16>(array);
+    const DeviceArray<bf16> inp(shifted(in[0])), weight(shifted(in[1])), bias(shifted(in[2]));
     const DeviceArray<bf16> out(size_t(rows) * OUT + shift, NAN);
     linear_forward(GPU{}, out.data() + shift, static_cast<const bf16*>(inp.data() + shift),
                    static_cast<const bf16*>(weight.data() + shift), static_cast<const bf16*>(bias.data() + shift), rows, IN, OUT);
     std::vector<double> actual = out.numbers();
     actual.erase(actual.begin(), actual.begin() + shift);
-    CHECK(difference(actual, layer.expected(layer.bias), device_rounding<bf16>(IN)) == "");
+    CHECK(difference(actual, op.formula(in), device_rounding<bf16>(IN)) == "");
 }
 
 TEST_CASE("linear layers on the GPU say which product failed and why", "[gpu][linear]") {
-    LinearCase<bf16> layer(16, 8, 24);
-    DeviceArray<bf16> out(size_t(16) * 24 + 8, NAN);
+    const DeviceArray<bf16> out(16 * 24 + 8, NAN), inp(16 * 8, 1), weight(24 * 8, 1), dout(16 * 24, 1);
     const auto complains = [](Exit code, const std::string& words, auto work) {
         CHECK(refusal(code, work).find(words) != std::string::npos);
     };
     const bf16* no_bias = nullptr;
     complains(Exit::rank, "the product (16, 8) x (24, 8)^T, bf16 to bf16 got the address", [&] {
-        linear_forward(test_gpu(), out.data() + 1, layer.d_inp.data(), layer.d_weight.data(), no_bias, 16, 8, 24);
+        linear_forward(test_gpu(), out.data() + 1, inp.data(), weight.data(), no_bias, 16, 8, 24);
     });
 
     // float32 matrices into a bf16 one: a combination that the library does not have.
@@ -322,9 +303,8 @@ TEST_CASE("linear layers on the GPU say which product failed and why", "[gpu][li
     });
 
     const GPU without_workspace{};
-    DeviceArray<float> dweight(layer.weight.size(), NAN), dbias(24, NAN);
+    const DeviceArray<float> dweight(24 * 8, NAN), dbias(24, NAN);
     complains(Exit::out_of_memory, "bytes of workspace", [&] {
-        linear_backward_weight(without_workspace, dweight.data(), dbias.data(), layer.d_dout.data(), layer.d_inp.data(), 16, 8, 24,
-                               Write::overwrite);
+        linear_backward_weight(without_workspace, dweight.data(), dbias.data(), dout.data(), inp.data(), 16, 8, 24, Write::overwrite);
     });
 }
