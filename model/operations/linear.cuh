@@ -50,10 +50,8 @@ void multiply_widened(X* out, const X* inp, const StoredBf16* weight, int rows, 
 template <class X>
 void linear_forward(CPU, X* out, const X* inp, std::type_identity_t<Matrix<X>> weight, const X* bias, int rows, int IN, int OUT) {
     const bool few = std::is_same_v<X, float> && rows <= FEW_ROWS;
-    if constexpr (std::is_same_v<X, float>) {
-        if (few && weight.bf16) multiply_few_rows(out, inp, weight.bf16, rows, IN, OUT);
-        else if (few) multiply_few_rows(out, inp, weight.data, rows, IN, OUT);
-    }
+    if constexpr (std::is_same_v<X, float>)
+        if (few) multiply_few_rows(out, inp, weight, rows, IN, OUT);
     if (!few && weight.bf16) multiply_widened(out, inp, weight.bf16, rows, IN, OUT);
     else if (!few) multiply_rows(Transpose::yes, out, inp, weight.data, X(0), rows, IN, OUT);
     if (!bias) return;

@@ -26,5 +26,4 @@ inline constexpr int FEW_ROWS = 16;
 /// out (rows, OUT) = inp (rows, IN) weight (OUT, IN)^T on all threads, as in every linear layer during decode. The cost is reading the
 /// matrix, once for all rows; a library would first pack it for reuse by many rows. A row's sums have the same order in every batch, so
 /// that texts decoded together have the same bits as each alone.
-void multiply_few_rows(float* out, const float* inp, const float* weight, int rows, int IN, int OUT);
-void multiply_few_rows(float* out, const float* inp, const StoredBf16* weight, int rows, int IN, int OUT);
+void multiply_few_rows(float* out, const float* inp, const Matrix<float>& weight, int rows, int IN, int OUT);

@@ -130,9 +130,7 @@ void multiply(float* out, const float* inp, const W* weight, int rows, int IN, i
 
 }   // namespace
 
-void multiply_few_rows(float* out, const float* inp, const float* weight, int rows, int IN, int OUT) {
-    multiply(out, inp, weight, rows, IN, OUT);
-}
-void multiply_few_rows(float* out, const float* inp, const StoredBf16* weight, int rows, int IN, int OUT) {
-    multiply(out, inp, weight, rows, IN, OUT);
+void multiply_few_rows(float* out, const float* inp, const Matrix<float>& weight, int rows, int IN, int OUT) {
+    if (weight.bf16) multiply(out, inp, weight.bf16, rows, IN, OUT);
+    else multiply(out, inp, weight.data, rows, IN, OUT);
 }
