@@ -214,12 +214,16 @@ __global__ void __launch_bounds__(totals::THREADS) total_kernel(Sum* total, cons
     if (threadIdx.x == 0) *total = (write == Write::add ? *total : 0) + sum;
 }
 
+inline void sum_of_parts(GPU device, double* total, const double* parts, int count, Write write = Write::overwrite) {
+    launch(device, total_kernel<double>, 1, totals::THREADS, sizeof(totals::Shared), total, parts, count, write);
+}
+
 template <class Term>
 void total_of(GPU device, double* total, const float* x, size_t n, Term term, Write write) {
     const size_t blocks = totals::blocks(n);
     double* partials = take_workspace<double>(device, "a sum", blocks);
     launch(device, partial_totals_kernel<Term>, blocks, totals::THREADS, sizeof(totals::Shared), partials, x, n, term);
-    launch(device, total_kernel<double>, 1, totals::THREADS, sizeof(totals::Shared), total, partials, int(blocks), write);
+    sum_of_parts(device, total, partials, int(blocks), write);
 }
 
 template <class W>
@@ -238,12 +242,7 @@ void sum_of_squares(GPU device, double* total, const W* x, size_t n, const NormS
     const size_t blocks = totals::blocks(n);
     double* partials = take_workspace<double>(device, "a sum", blocks);
     launch(device, partial_squares_kernel<W>, blocks, totals::THREADS, sizeof(totals::Shared), partials, x, spans, count);
-    launch(device, total_kernel<double>, 1, totals::THREADS, sizeof(totals::Shared), total, partials, int(blocks),
-           Write::overwrite);
-}
-
-inline void sum_of_parts(GPU device, double* total, const double* parts, int count) {
-    launch(device, total_kernel<double>, 1, totals::THREADS, sizeof(totals::Shared), total, parts, count, Write::overwrite);
+    sum_of_parts(device, total, partials, int(blocks));
 }
 
 namespace adamw {
