@@ -63,10 +63,10 @@ std::string stored_difference(const std::vector<W>& actual, const std::vector<do
     return difference(in_tolerances, zeros, Tolerance{0, 1 + 1e-6});
 }
 
-/// Outputs and gradients in X on a device against double on the CPU, where both start from numbers that X holds. `of_gradients` is the
-/// absolute error of gradients, which are differences of numbers near 1, or round to X more than once.
+/// Outputs and gradients in X on a device against double on the CPU, where both start from numbers that X holds. The absolute errors
+/// are for operations that round to X more than once, and for gradients, which are differences of numbers near 1.
 template <class X, class Op, class Device>
-void check_on(Device device, const Op& op, double of_gradients = 1e-6) {
+void check_on(Device device, const Op& op, double of_gradients = 1e-6, double of_outputs = 0) {
     using W = Wide<X>;
     Arrays<W> inputs = random_inputs<W>(op);
     Arrays<double> exact_inputs;
@@ -80,7 +80,7 @@ void check_on(Device device, const Op& op, double of_gradients = 1e-6) {
     REQUIRE(results.size() == expected.size());
     for (size_t k = 0; k < results.size(); k++) {
         INFO(sizeof(X) << " bytes a number, " << (k ? "gradient of " + op.inputs()[k - 1].name : "outputs"));
-        const double allowed = k ? of_gradients : 0;
+        const double allowed = k ? of_gradients : of_outputs;
         if (k && op.inputs()[k - 1].weight) CHECK(stored_difference<W>(results[k], expected[k], op.length(), allowed) == "");
         else CHECK(stored_difference<X>(results[k], expected[k], op.length(), allowed) == "");
         CHECK(bit_difference(again[k], results[k]) == "");
