@@ -51,10 +51,10 @@ void sum_totals(AnyRun auto& run) {
     run.collectives->start_sum(run.device, &gpt.totals->loss, 1);
     if (gpt.auxiliary) run.collectives->start_sum(run.device, &gpt.totals->auxiliary, 1);
     run.collectives->finish(run.device);
-    gpt_norm(run.device, gpt);
+    gpt.norm(run.device);
     if (!gpt.sharded()) return;
     run.collectives->all_gather(run.device, gpt.shard_squares, 1);
-    gpt_norm_of_shards(run.device, gpt);
+    gpt.norm_of_shards(run.device);
 }
 
 /// With ZeRO-1: completes the update, of which each rank has made its own parts, on every rank. Muon moves whole matrices, so their updates
@@ -64,7 +64,7 @@ void gather_update(AnyRun auto& run, int64_t step, const AdamW& adamw) {
     if (!gpt.sharded()) return;
     if (gpt.net.tensors.has(Role::muon)) {
         run.collectives->all_gather(run.device, gpt.gradients, gpt.shards);
-        gpt_update_matrices(run.device, gpt, adamw, step);
+        gpt.update_matrices(run.device, adamw, step);
     }
     run.collectives->all_gather(run.device, gpt.weights, gpt.shards);
 }
@@ -76,7 +76,7 @@ bool train_step(AnyRun auto& run, Loader& loader, int64_t step, double targets, 
     const auto device = run.device;
     auto& gpt = run.gpt;
     const float share = float(1.0 / double(run.data.tokens_per_step));   // of one token in the loss
-    if (run.data.train->masked()) gpt_weigh_targets(device, gpt, double(run.data.tokens_per_step) / targets);
+    if (run.data.train->masked()) gpt.weigh_targets(device, double(run.data.tokens_per_step) / targets);
     GradientSums sums(device, *run.collectives, gpt.gradients, gpt.shards);
     const GradientsReady sum_over_ranks = [&](size_t begin, size_t end) { sums.add(begin, end); };
 
@@ -87,22 +87,22 @@ bool train_step(AnyRun auto& run, Loader& loader, int64_t step, double targets, 
         const Write write = micro == 0 ? Write::overwrite : Write::add;
         const bool sum = run.ranks.size() > 1 && micro + 1 == run.data.micro_steps;
         const auto compute_gradients = [&] {
-            gpt_forward(device, gpt, batch);
-            gpt_loss(device, gpt, batch, write, share);
-            gpt_backward(device, gpt, batch, write, sum ? sum_over_ranks : GradientsReady());
+            gpt.forward(device, batch);
+            gpt.loss(device, batch, write, share);
+            gpt.backward(device, batch, write, sum ? sum_over_ranks : GradientsReady());
         };
         if (sum) compute_gradients();
         else run.graphs.run(device, batch.tokens, write, compute_gradients);
     }
     sum_totals(run);
     if (run.replicas) run.replicas->require_unchanged(device, run.ranks, step);
-    gpt_update(device, gpt, adamw, step);
+    gpt.update(device, adamw, step);
     gather_update(run, step, adamw);
     if (run.replicas) run.replicas->remember_update(device);
     return true;
 }
 
-/// Precondition: gpt_update(), which skips such a step. Exit::not_finite, naming the first such tensor, if the loss or a gradient is
+/// Precondition: GPT::update(), which skips such a step. Exit::not_finite, naming the first such tensor, if the loss or a gradient is
 /// not finite.
 void require_finite(AnyRun auto& run, const StepTotals& totals, double loss, double norm, int64_t step) {
     if (totals.finite()) return;
@@ -110,7 +110,7 @@ void require_finite(AnyRun auto& run, const StepTotals& totals, double loss, dou
     std::string where = std::isfinite(totals.loss) ? "the auxiliary loss" : "the loss";
     for (const Tensor& t : run.gpt.net.tensors) {
         if (!losses) break;
-        if (t.role == Role::frozen || !run.ranks.any(!gpt_gradient_is_finite(run.device, run.gpt, t.slot))) continue;
+        if (t.role == Role::frozen || !run.ranks.any(!run.gpt.gradient_is_finite(run.device, t.slot))) continue;
         where = "the gradient of " + t.name;
         break;
     }
@@ -131,7 +131,7 @@ bool take_step(AnyRun auto& run, Loader& loader, int64_t step) {
         return true;
     }
     ranks.at("waiting for the device", step);
-    const StepTotals totals = read_totals(run.device, run.gpt);
+    const StepTotals totals = run.gpt.read_totals(run.device);
     const double loss = targets ? totals.loss / double(targets) : NAN, norm = std::sqrt(totals.squares);
     require_finite(run, totals, loss, norm, step);
 

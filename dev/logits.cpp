@@ -30,10 +30,10 @@ int main(int argc, char** argv) {
         BatchFeed<CPU> feed(1, T, config.V);
         gpt.allocate(CPU{}), feed.allocate(CPU{});
         load_for_inference(CPU{}, gpt, argv[1]);
-        gpt_forward(CPU{}, gpt, feed.put(CPU{}, ids.data(), nullptr, 1, T));
+        gpt.forward(CPU{}, feed.put(CPU{}, ids.data(), nullptr, 1, T));
         for (int row = 0; row < T; row += gpt.logit_rows()) {
             const int rows = std::min(gpt.logit_rows(), T - row);
-            std::fwrite(gpt_logits(CPU{}, gpt, row, rows), sizeof(float), size_t(rows) * config.V, stdout);
+            std::fwrite(gpt.logits(CPU{}, row, rows), sizeof(float), size_t(rows) * config.V, stdout);
         }
         if (std::fflush(stdout) != 0 || std::ferror(stdout))
             fail(Exit::data, "standard output cannot be written: ", last_os_error());

@@ -160,7 +160,7 @@ private:
         const double Q = double(c_.NH) * c_.HS, KV = double(c_.NKV) * c_.HS, features = wide_rows(c_.NH * double(f.row + f.column));
         const double qk = f.head + f.row + f.column > 0 || facts_.gates_output ? Q + KV : 0;   // read once more for the features
         add("attention forward", Kind::attention, c_.L, rows(2 * Q + 2 * KV + qk) + wide_rows(c_.NH) + 2 * features, 2 * flop,
-            [this] { layer_attention(device_, gpt_, 0, batch_); });
+            [this] { gpt_.layer_attention(device_, 0, batch_); });
         add("attention backward", Kind::attention, c_.L, rows(3 * Q + 3 * KV + qk) + wide_rows(c_.NH + Q + KV + qk) + 3 * features,
             5 * flop, [this] { attention_backward_of_first_layer(device_, gpt_, batch_); },
             [this, Q] { renew(gpt_.scratch.dout, BT_, size_t(Q)); });
@@ -182,10 +182,10 @@ private:
     void update() {
         const double n = double(gpt_.net.tensors.size()), owned = double(gpt_.shards.owned());
         add("sum_of_squares", Kind::other, 1, WIDE * n, 0,
-            [this] { gpt_norm(device_, gpt_); },
+            [this] { gpt_.norm(device_); },
             [this] { renew(gpt_.gradients, gpt_.net.tensors.size(), 1); });
         add("adamw_update", Kind::other, 1, (7 * WIDE + (gpt_.rounds ? NARROW : 0)) * owned, 0,
-            [this] { gpt_update(device_, gpt_, AdamW{}, 1); });
+            [this] { gpt_.update(device_, AdamW{}, 1); });
     }
 
     GPU device_;

@@ -46,7 +46,7 @@ inline double fastest(const std::function<void()>& work, double seconds) {
 template <class Device, class X>
 void attention_backward_of_first_layer(Device device, GPT<Device, X>& gpt, const Batch& batch) {
     auto& s = gpt.scratch;
-    const LayerInputs<X> in = attention_inputs(gpt, 0, batch.B, batch.T);
+    const LayerInputs<X> in = gpt.attention_inputs(0, batch.B, batch.T);
     const size_t k_at = size_t(gpt.net.config.NH) * gpt.net.config.HS, v_at = in.qk_row;
     const QkvGradients<X> to{{s.dqk, v_at}, {s.dqk + k_at, v_at}, {s.dqkv + v_at, in.v_row}};
     ScoreInputGradients<X> score_inputs{s.dscore_inputs[0], s.dqk_pre, s.dqk_pre ? s.dqk_pre + k_at : nullptr,
@@ -75,7 +75,7 @@ struct Trainee {
         weights.push();
         convert(device, gpt.master, gpt.gradients, n);
         convert(device, gpt.weights, gpt.gradients, n);
-        gpt_weights_loaded(device, gpt);
+        gpt.weights_loaded(device);
         const auto tokens = random_tokens(size_t(B) * T, config.V, 1), targets = random_tokens(tokens.size(), config.V, 2);
         different = count_different(tokens);
         batch = feed.put(device, tokens.data(), targets.data(), B, T);
@@ -94,7 +94,7 @@ struct Trainee {
     }
 
     void require_finite() {
-        const StepTotals numbers = read_totals(device, gpt);
+        const StepTotals numbers = gpt.read_totals(device);
         if (!std::isfinite(numbers.loss) || !std::isfinite(numbers.squares))
             fail(Exit::not_finite, gpt.net.variant.name, ": loss ", numbers.loss, ", squares of the gradient ", numbers.squares,
                  ": the update leaves the weights alone, so these times mean nothing");
@@ -102,21 +102,21 @@ struct Trainee {
 
     /// Of one micro-step.
     void launch_gradients() {
-        gpt_forward(device, gpt, batch);
-        gpt_loss(device, gpt, batch, Write::overwrite, 1.0f / float(batch.B * batch.T));
-        gpt_backward(device, gpt, batch, Write::overwrite);
+        gpt.forward(device, batch);
+        gpt.loss(device, batch, Write::overwrite, 1.0f / float(batch.B * batch.T));
+        gpt.backward(device, batch, Write::overwrite);
     }
 
     /// Forward and backward pass of the first layer's attention, as `time` measures work. launch_gradients() must have run.
     template <class Time>
     auto time_attention(Time time) {
-        const auto forward = time([this] { layer_attention(device, gpt, 0, batch); });
+        const auto forward = time([this] { gpt.layer_attention(device, 0, batch); });
         return std::pair{forward, time([this] { attention_backward_of_first_layer(device, gpt, batch); })};
     }
 
 private:
     void launch_update() {
-        gpt_norm(device, gpt);
-        gpt_update(device, gpt, AdamW{}, ++step);
+        gpt.norm(device);
+        gpt.update(device, AdamW{}, ++step);
     }
 };

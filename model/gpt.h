@@ -1,9 +1,9 @@
 // The transformer: a model in memory and its passes, the same for every device and every attention variant.
-//   gpt_forward    tokens -> normed final activations
-//   gpt_loss       normed final activations -> summed cross-entropy and its gradient
-//   gpt_backward   gradient of the loss -> gradients of all tensors
-//   gpt_update     AdamW, and Muon for the layers' matrices if it is chosen
-// The passes never block on the device: the step's results stay in gpt.totals, in device memory.
+//   forward    tokens -> normed final activations
+//   loss       normed final activations -> summed cross-entropy and its gradient
+//   backward   gradient of the loss -> gradients of all tensors
+//   update     AdamW, and Muon for the layers' matrices if it is chosen
+// The passes never block on the device: the step's results stay in `totals`, in device memory.
 // Weights and activations have type X. Sums, statistics, weight gradients and moments have type W = Wide<X>. gpt.cu has the passes
 // and gpt_memory.cu the memory layout, each compiled once per device for all its types.
 #pragma once
@@ -67,6 +67,17 @@ inline constexpr int LOGITS = 1 << 28;
 template <>
 inline constexpr int LOGITS<CPU> = 1 << 24;
 
+/// Replaces the layers' attention in a forward pass: for rows that are not complete sequences (decode, several sequences packed
+/// together), for another mechanism, or under a monitor.
+struct AttentionOverride {
+    const int32_t* origin;             // QkShape::origin, the position 0 of each token in its row; null: from the batch's documents
+    std::function<int(int l)> attend;  // fills layer l's gated_out; returns its number of rows: B x T, or fewer in the last layer
+};
+
+/// Callback of GPT::backward(): elements [begin, end) of the gradient buffer are final. Calls run from the end of the buffer to its
+/// beginning, without gaps.
+using GradientsReady = std::function<void(size_t begin, size_t end)>;
+
 /// A model with memory for batches of up to B x T tokens.
 template <class Device, class X>
 struct GPT {
@@ -90,8 +101,8 @@ struct GPT {
     UpdateRange* ranges;                             // (range_count) elements that the update changes
     NormSpan* spans;                                 // (span_count) elements in the gradient norm
     int range_count, span_count;
-    W dloss = 0;                                     // as passed to gpt_loss()
-    W* target_weight;                                // (1) in device memory, see gpt_weigh_targets(); null in inference
+    W dloss = 0;                                     // as passed to loss()
+    W* target_weight;                                // (1) in device memory, see weigh_targets(); null in inference
     bool weighs_targets = false;
     W *cosine[2] = {}, *sine[2] = {};                // (T, HS / 2) [0] RoPE's table, [1] angles of 0 for layers without RoPE; null
                                                      // if no layer needs it
@@ -143,6 +154,82 @@ struct GPT {
         return {B, T, c.NH, c.NKV, c.HS, q, k, angles(l), documents.restart_positions ? documents.start : nullptr};
     }
 
+    // ---- the passes
+
+    /// The inputs of layer l's attention for B sequences of T tokens.
+    LayerInputs<X> attention_inputs(int l, int B, int T, const Documents& documents = {}) const {
+        const Config& c = net.config;
+        const LayerActivations<X>& a = layers[l];
+        const X* pre = scratch.qk_pre;
+        const size_t k_at = size_t(c.NH) * c.HS, v_at = size_t(c.NH + c.NKV) * c.HS;
+        const auto [cosine, sine] = angles(l);
+        return {{B, T, c.C, c.NH, c.NKV, c.HS}, a.normed1, pre, pre ? pre + k_at : nullptr, a.qk, a.qk + k_at, a.qkv + v_at, v_at,
+                v_at + size_t(c.NKV) * c.HS, cosine, sine, documents};
+    }
+
+    /// The attention of layer l as trained, from attention_inputs() to layers[l].attention.
+    void layer_attention(Device device, int l, const Batch& batch, const Statistics<X>& statistics = {}) {
+        attention(l).forward(device, attention_inputs(l, batch.B, batch.T, batch.documents), weights, layers[l].attention,
+                             scratch.attention, statistics);
+    }
+
+    /// Precondition: at most B x T tokens, each below V.
+    /// Computes final_normed (B, T, C) from the batch's tokens.
+    void forward(Device device, const Batch& batch, const AttentionOverride* attention = nullptr);
+
+    /// Precondition: forward() of the same batch.
+    /// Writes or adds the cross-entropy of the batch's targets, in nats, to totals->loss, and the auxiliary loss to
+    /// totals->auxiliary. The head runs over chunks of rows, so the logits of the whole batch never exist at once. With dloss != 0
+    /// (1 / tokens of the step) it also computes scratch.dnormed, the gradient of final_normed, and the head's weight gradient;
+    /// backward() then uses the same dloss.
+    void loss(Device device, const Batch& batch, Write write, W dloss = 0);
+
+    /// Call before the first micro-step. Scales every target's gradient by `weight`: with a loss mask, the tokens of the step divided by
+    /// its unmasked targets. A captured graph reads the current weight in each step.
+    void weigh_targets(Device device, double weight) {
+        weighs_targets = true;
+        fill(device, target_weight, 1, W(weight));
+    }
+
+    /// Precondition: loss() of the same batch with dloss != 0.
+    /// Writes or adds the gradients of all tensors to `gradients`. Calls `ready` for the tensors after the layers, for each layer from
+    /// the last to the first, and for the rest, so that sums over ranks overlap with the backward pass.
+    void backward(Device device, const Batch& batch, Write write, const GradientsReady& ready = {});
+
+    /// Call after loading weights into `master`, or into `weights` for inference. Applies the sigma reparametrisation, if any.
+    /// Exit::usage for inference with reparametrised weights that are rounded.
+    void weights_loaded(Device device);
+
+    /// Precondition: gradients summed over micro-steps and ranks. Call once per step.
+    /// Completes the gradients and writes their squared norm to `totals`. A sharded model needs two calls: norm() writes this
+    /// shard's part to its element of shard_squares, and after an all-gather norm_of_shards() adds the parts.
+    void norm(Device device);
+    void norm_of_shards(Device device);
+
+    /// Whether the part of a tensor's gradient that this shard owns is finite. Blocks on the device and overwrites `totals`.
+    bool gradient_is_finite(Device device, const Slot& tensor);
+
+    /// Precondition: `totals` complete, norm included.
+    /// Takes one step of the optimiser on all tensors, or on this rank's shard; `step` counts from 1. Does nothing if a total is not
+    /// finite. A sharded model with Muon's matrices needs two calls: update() leaves their updates in `gradients`, and after an all-gather
+    /// of these update_matrices() moves them.
+    void update(Device device, const AdamW& options, int64_t step);
+    void update_matrices(Device device, const AdamW& options, int64_t step);
+
+    /// Copies `totals` to the host. Blocks on the device.
+    StepTotals read_totals(Device device) const;
+
+    /// Precondition: rows <= logit_rows().
+    /// Computes the logits (rows, V) of final_normed from row `first` on in scratch.logits; for sampling and tests.
+    const X* logits(Device device, int first, int rows) { return logits_of(device, final_normed, first, rows); }
+
+    /// Preconditions: `rows` and `targets` in device memory, n <= B x T; no backward pass afterwards, because the gathered rows
+    /// overwrite activations.
+    /// gather_rows() gathers `rows` (n) of final_normed. gathered_losses() applies the head to them alone and writes the
+    /// cross-entropy of `targets` (n), in nats, to scratch.losses.
+    void gather_rows(Device device, const int32_t* rows, int n);
+    void gathered_losses(Device device, const int32_t* targets, int n);
+
 private:
     LayerShape shape() const { return {B, T, net.config.C, net.config.NH, net.config.NKV, net.config.HS}; }
     std::vector<UpdateRange> owned_ranges() const { return update_ranges(net.tensors, shards, LONGEST_RANGE); }
@@ -154,106 +241,11 @@ private:
     void lay_out_muon();
     void lay_out_scratch();
 
+    int layer_forward(Device device, int l, const Batch& batch, const AttentionOverride* attention = nullptr);
+    void feed_forward_backward(Device device, int l, int BT, Write write);
+    void attention_half_backward(Device device, int l, const Batch& batch, Write write);
+    void recompute_layer(Device device, int l, const Batch& batch);
+    const X* logits_of(Device device, const X* normed, int first, int rows);   // in scratch.logits, as logits()
+
     static constexpr size_t LONGEST_RANGE = size_t(1) << 14;   // elements of an update that one block or thread takes at a time
 };
-
-/// The inputs of layer l's attention for B sequences of T tokens.
-template <class Device, class X>
-LayerInputs<X> attention_inputs(const GPT<Device, X>& gpt, int l, int B, int T, const Documents& documents = {}) {
-    const Config& c = gpt.net.config;
-    const LayerActivations<X>& a = gpt.layers[l];
-    const X* pre = gpt.scratch.qk_pre;
-    const size_t k_at = size_t(c.NH) * c.HS, v_at = size_t(c.NH + c.NKV) * c.HS;
-    const Angles<Wide<X>> angles = gpt.angles(l);
-    return {{B, T, c.C, c.NH, c.NKV, c.HS}, a.normed1, pre, pre ? pre + k_at : nullptr, a.qk, a.qk + k_at, a.qkv + v_at, v_at,
-            v_at + size_t(c.NKV) * c.HS, angles.cosine, angles.sine, documents};
-}
-
-/// Replaces the layers' attention in a forward pass: for rows that are not complete sequences (decode, several sequences packed
-/// together), for another mechanism, or under a monitor.
-struct AttentionOverride {
-    const int32_t* origin;             // QkShape::origin, the position 0 of each token in its row; null: from the batch's documents
-    std::function<int(int l)> attend;  // fills layer l's gated_out; returns its number of rows: B x T, or fewer in the last layer
-};
-
-/// Preconditions: at most gpt.B x gpt.T tokens, each below V.
-/// Computes gpt.final_normed (B, T, C) from the batch's tokens.
-template <class Device, class X>
-void gpt_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, const AttentionOverride* attention = nullptr);
-
-/// The attention of layer l as trained, from attention_inputs() to layers[l].attention.
-template <class Device, class X>
-void layer_attention(Device device, GPT<Device, X>& gpt, int l, const Batch& batch, const Statistics<X>& statistics = {}) {
-    gpt.attention(l).forward(device, attention_inputs(gpt, l, batch.B, batch.T, batch.documents), gpt.weights, gpt.layers[l].attention,
-                             gpt.scratch.attention, statistics);
-}
-
-/// Precondition: gpt_forward() of the same batch.
-/// Writes or adds the cross-entropy of the batch's targets, in nats, to gpt.totals->loss, and the auxiliary loss to
-/// gpt.totals->auxiliary. The head runs over chunks of rows, so the logits of the whole batch never exist at once. With dloss != 0
-/// (1 / tokens of the step) it also computes scratch.dnormed, the gradient of final_normed, and the head's weight gradient;
-/// gpt_backward() then uses the same dloss.
-template <class Device, class X>
-void gpt_loss(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, Wide<X> dloss = 0);
-
-/// Call before the first micro-step. Scales every target's gradient by `weight`: with a loss mask, the tokens of the step divided by
-/// its unmasked targets. A captured graph reads the current weight in each step.
-template <class Device, class X>
-void gpt_weigh_targets(Device device, GPT<Device, X>& gpt, double weight) {
-    gpt.weighs_targets = true;
-    fill(device, gpt.target_weight, 1, Wide<X>(weight));
-}
-
-/// Callback of gpt_backward(): elements [begin, end) of the gradient buffer are final. Calls run from the end of the buffer to its
-/// beginning, without gaps.
-using GradientsReady = std::function<void(size_t begin, size_t end)>;
-
-/// Precondition: gpt_loss() of the same batch with dloss != 0.
-/// Writes or adds the gradients of all tensors to gpt.gradients. Calls `ready` for the tensors after the layers, for each layer from
-/// the last to the first, and for the rest, so that sums over ranks overlap with the backward pass.
-template <class Device, class X>
-void gpt_backward(Device device, GPT<Device, X>& gpt, const Batch& batch, Write write, const GradientsReady& ready = {});
-
-/// Call after loading weights into gpt.master, or into gpt.weights for inference. Applies the sigma reparametrisation, if any.
-/// Exit::usage for inference with reparametrised weights that are rounded.
-template <class Device, class X>
-void gpt_weights_loaded(Device device, GPT<Device, X>& gpt);
-
-/// Precondition: gradients summed over micro-steps and ranks. Call once per step.
-/// Completes the gradients and writes their squared norm to gpt.totals. A sharded model needs two calls: gpt_norm() writes this
-/// shard's part to its element of gpt.shard_squares, and after an all-gather gpt_norm_of_shards() adds the parts.
-template <class Device, class X>
-void gpt_norm(Device device, GPT<Device, X>& gpt);
-template <class Device, class X>
-void gpt_norm_of_shards(Device device, GPT<Device, X>& gpt);
-
-/// Whether the part of a tensor's gradient that this shard owns is finite. Blocks on the device and overwrites gpt.totals.
-template <class Device, class X>
-bool gpt_gradient_is_finite(Device device, GPT<Device, X>& gpt, const Slot& tensor);
-
-/// Precondition: gpt.totals complete, norm included.
-/// Takes one step of the optimiser on all tensors, or on this rank's shard; `step` counts from 1. Does nothing if a total is not finite.
-/// A sharded model with Muon's matrices needs two calls: gpt_update() leaves their updates in gpt.gradients, and after an all-gather of
-/// these gpt_update_matrices() moves them.
-template <class Device, class X>
-void gpt_update(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step);
-template <class Device, class X>
-void gpt_update_matrices(Device device, GPT<Device, X>& gpt, const AdamW& options, int64_t step);
-
-/// Copies gpt.totals to the host. Blocks on the device.
-template <class Device, class X>
-StepTotals read_totals(Device device, const GPT<Device, X>& gpt);
-
-/// Precondition: rows <= logit_rows().
-/// Computes the logits (rows, V) of gpt.final_normed from row `first` on in scratch.logits; for sampling and tests.
-template <class Device, class X>
-const X* gpt_logits(Device device, GPT<Device, X>& gpt, int first, int rows);
-
-/// Preconditions: `rows` and `targets` in device memory, n <= gpt.B x gpt.T; no backward pass afterwards, because the gathered rows
-/// overwrite activations.
-/// gpt_gather_rows() gathers `rows` (n) of gpt.final_normed. gpt_gathered_losses() applies the head to them alone and writes the
-/// cross-entropy of `targets` (n), in nats, to scratch.losses.
-template <class Device, class X>
-void gpt_gather_rows(Device device, GPT<Device, X>& gpt, const int32_t* rows, int n);
-template <class Device, class X>
-void gpt_gathered_losses(Device device, GPT<Device, X>& gpt, const int32_t* targets, int n);

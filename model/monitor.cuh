@@ -150,23 +150,23 @@ private:
     AttentionReport report_;
 };
 
-/// gpt_forward(), of which the monitor records every layer's attention. Blocks on the device.
+/// GPT::forward(), of which the monitor records every layer's attention. Blocks on the device.
 template <class Device, class X>
 void observed_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, Monitor<Device, X>& monitor) {
     const auto attend = [&](int l) {
         const LayerFacts& facts = gpt.net.layers[l].attention->facts;
         const LayerPasses<Device, X>& layer = gpt.attention(l);
-        const LayerInputs<X> in = attention_inputs(gpt, l, batch.B, batch.T, batch.documents);
+        const LayerInputs<X> in = gpt.attention_inputs(l, batch.B, batch.T, batch.documents);
         LayerState<X>& state = gpt.layers[l].attention;
         if (monitor.can_weigh(facts))
             monitor.weigh_keys(device, in, [&](const LayerInputs<X>& one) {
                 layer.forward(device, one, gpt.weights, state, gpt.scratch.attention, Statistics<X>{});
                 return state.out;
             });
-        layer_attention(device, gpt, l, batch, monitor.start_layer(device));
+        gpt.layer_attention(device, l, batch, monitor.start_layer(device));
         monitor.finish_layer(device, facts.branch_names, layer.branch_gates(in, state), batch.B, batch.T);
         return batch.B * batch.T;
     };
     const AttentionOverride observed{nullptr, attend};
-    gpt_forward(device, gpt, batch, &observed);
+    gpt.forward(device, batch, &observed);
 }

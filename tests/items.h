@@ -40,8 +40,8 @@ std::vector<double> one_by_one(Trial<X>& trial, const std::vector<EvaluationItem
     for (const EvaluationItem& item : items)
         for (const Answer& answer : item.answers) {
             const int T = int(answer.tokens.size()) - 1;
-            gpt_forward(CPU{}, trial.gpt, trial.feed.put(CPU{}, answer.tokens.data(), nullptr, 1, T));
-            const X* logits = gpt_logits(CPU{}, trial.gpt, 0, T);
+            trial.gpt.forward(CPU{}, trial.feed.put(CPU{}, answer.tokens.data(), nullptr, 1, T));
+            const X* logits = trial.gpt.logits(CPU{}, 0, T);
             found.push_back(0);
             for (int t = answer.begin; t <= T; t++) {
                 const X* row = logits + size_t(t - 1) * V;

@@ -19,7 +19,7 @@ struct Sharp : CausalTrial<double> {
     int V() const { return gpt.net.config.V; }
     std::vector<int32_t> text(int b) const { return {tokens.begin() + b * T, tokens.begin() + (b + 1) * T}; }
     std::vector<double> logits(int row, int rows) {
-        const double* found = gpt_logits(CPU{}, gpt, row, rows);
+        const double* found = gpt.logits(CPU{}, row, rows);
         return {found, found + size_t(rows) * V()};
     }
 };
@@ -104,7 +104,7 @@ TEST_CASE("reader: adaspa reads a text as ./generate reads a prompt, and one tha
     CHECK(read.pairs_read() < 0.7);
     CHECK(read.mass_kept() < 1);
 
-    gpt_forward(CPU{}, model.gpt, batch);
+    model.gpt.forward(CPU{}, batch);
     const std::vector<double> dense = model.logits(0, T);
     CHECK(difference(sparse, dense, {1e-6}) != "");
     for (const Inference& all : {adaspa(0), psa(1, 16, PsaBound::upper), psa(1, 7, PsaBound::mean)}) {

@@ -140,13 +140,13 @@ TEST_CASE("loss mask: the gradient is that of the mean over the targets that cou
         for (int n = 0; n < BT; n++)
             if (n % 3) weighed.targets[n] = shared.targets[n] = -1;
         const double weight = double(BT) / counted;
-        gpt_weigh_targets(CPU{}, weighed.gpt, weight);
+        weighed.gpt.weigh_targets(CPU{}, weight);
         weighed.loss_and_gradients();
 
         // The same sums by hand: with the share of a target for all, less what the policy's own loss has too much.
         shared.loss_and_gradients();
         const std::vector<double> per_token = shared.all(shared.gpt.gradients);
-        gpt_weigh_targets(CPU{}, shared.gpt, 0);
+        shared.gpt.weigh_targets(CPU{}, 0);
         shared.loss_and_gradients();
         const std::vector<double> own = shared.all(shared.gpt.gradients), both = weighed.all(weighed.gpt.gradients);
         double largest = 0, difference = 0;

@@ -88,13 +88,13 @@ TEST_CASE("a gradient that is not finite is found by the shard that owns it, and
         for (Float& shard : shards) {
             auto& gpt = shard.gpt;
             shard.loss_and_gradients();
-            CHECK(gpt_gradient_is_finite(CPU{}, gpt, tensor.slot));
+            CHECK(gpt.gradient_is_finite(CPU{}, tensor.slot));
             gpt.gradients[at] = INFINITY;
             bool owns = false;
             for (size_t k = 0; k < gpt.shards.buckets(); k++) owns |= at >= gpt.shards.own(k).begin && at < gpt.shards.own(k).end;
-            CHECK(gpt_gradient_is_finite(CPU{}, gpt, tensor.slot) == !owns);
+            CHECK(gpt.gradient_is_finite(CPU{}, tensor.slot) == !owns);
             for (const Tensor& other : gpt.net.tensors)
-                if (other.slot.offset != tensor.slot.offset) CHECK(gpt_gradient_is_finite(CPU{}, gpt, other.slot));
+                if (other.slot.offset != tensor.slot.offset) CHECK(gpt.gradient_is_finite(CPU{}, other.slot));
             found += owns;
         }
         CHECK(found == 1);
@@ -107,11 +107,11 @@ TEST_CASE("gradients are handed on from the buffer's end to its beginning, when 
         Float trial(ModelShape{false, tied, 4, 2, 2, 13});
         auto& gpt = trial.gpt;
         const Batch batch = trial.feed.put(CPU{}, trial.tokens.data(), trial.targets.data(), trial.B, trial.T);
-        gpt_forward(CPU{}, gpt, batch);
-        gpt_loss(CPU{}, gpt, batch, Write::overwrite, 1.0f / 26);
+        gpt.forward(CPU{}, batch);
+        gpt.loss(CPU{}, batch, Write::overwrite, 1.0f / 26);
         std::vector<float> handed_on(gpt.net.tensors.size(), NAN);
         size_t reached = handed_on.size();
-        gpt_backward(CPU{}, gpt, batch, Write::overwrite, [&](size_t begin, size_t end) {
+        gpt.backward(CPU{}, batch, Write::overwrite, [&](size_t begin, size_t end) {
             CHECK((end == reached && begin < end));
             std::copy(gpt.gradients + begin, gpt.gradients + end, handed_on.begin() + long(begin));
             reached = begin;
@@ -140,7 +140,7 @@ TEST_CASE("a shorter and a smaller batch in a larger model are those of a model 
     for (int T : {1, 33, 64, 70}) {
         Double exact(config, 1, T, 1, T), roomy(config, 1, T, 3, 140);
         Double other(config, 3, 140, 3, 140);   // its tokens fill the larger model before
-        gpt_forward(CPU{}, roomy.gpt, roomy.feed.put(CPU{}, other.tokens.data(), nullptr, 3, 140));
+        roomy.gpt.forward(CPU{}, roomy.feed.put(CPU{}, other.tokens.data(), nullptr, 3, 140));
         const Threads one(1);   // the BLAS library may split sums by threads
         INFO("T " << T);
         CHECK(bit_difference(activations(roomy), activations(exact)) == "");

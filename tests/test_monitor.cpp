@@ -127,7 +127,7 @@ TEST_CASE("a monitor's concentration is that of the softmax of the scores, compu
         const std::vector<int32_t> rows = rows_to_weigh(T, 64);
         for (int l = 0; l < c.L; l++)
             for (int h = 0; h < c.NH; h++) {
-                const LayerInputs<double> in = attention_inputs(trial.gpt, l, 1, T);
+                const LayerInputs<double> in = trial.gpt.attention_inputs(l, 1, T);
                 double mass_95 = 0, mass_99 = 0;
                 for (int i : rows) mass_95 += share_of_keys(0.95, in, h, i), mass_99 += share_of_keys(0.99, in, h, i);
                 CHECK(std::abs(report.mass_95[l][h] - mass_95 / rows.size()) <= 1e-9);

@@ -253,9 +253,9 @@ TEST_CASE("auxiliary loss: a part of the objective, of no validation loss; micro
 
     for (int b : {0, 1}) {
         const Batch batch = micro.feed.put(CPU{}, &micro.tokens[13 * b], &micro.targets[13 * b], 1, 13);
-        gpt_forward(CPU{}, micro.gpt, batch);
-        gpt_loss(CPU{}, micro.gpt, batch, b ? Write::add : Write::overwrite, 1.0 / 26);
-        gpt_backward(CPU{}, micro.gpt, batch, b ? Write::add : Write::overwrite);
+        micro.gpt.forward(CPU{}, batch);
+        micro.gpt.loss(CPU{}, batch, b ? Write::add : Write::overwrite, 1.0 / 26);
+        micro.gpt.backward(CPU{}, batch, b ? Write::add : Write::overwrite);
     }
     CHECK(std::abs(micro.gpt.totals->loss - once.loss) < 1e-12 * once.loss);
     CHECK(std::abs(micro.gpt.totals->auxiliary - once.auxiliary) < 1e-12 * once.auxiliary);

@@ -71,9 +71,9 @@ TEST_CASE("sigma: a step that is not taken, and frozen layers, keep their u", "[
     Float trial(config_with({{"frozen_mlp", 1}}), 1, 9, 1, 9);
     const std::vector<float> before = raw_of(trial), read = trial.all(trial.gpt.weights);
     trial.loss_and_gradients();
-    gpt_norm(CPU{}, trial.gpt);
+    trial.gpt.norm(CPU{});
     trial.gpt.totals->loss = NAN;
-    gpt_update(CPU{}, trial.gpt, {}, 1);
+    trial.gpt.update(CPU{}, {}, 1);
     CHECK(bit_difference(raw_of(trial), before) == "");
     CHECK(bit_difference(trial.all(trial.gpt.weights), read) == "");
     trial.loss_and_gradients();
@@ -93,7 +93,7 @@ TEST_CASE("sigma: a model for inference reads the same from what a checkpoint ho
     Float training(config, 1, 9, 1, 9), inference(config, 1, 9, 1, 9, Recompute::nothing, 0, 1, Mode::inference);
     training.loss_and_gradients(), training.update({}, 1);
     std::copy_n(training.gpt.master, training.gpt.net.tensors.size(), inference.gpt.weights);
-    gpt_weights_loaded(CPU{}, inference.gpt);
+    inference.gpt.weights_loaded(CPU{});
     CHECK(inference.loss() == training.loss());
 }
 

@@ -108,7 +108,7 @@ struct Trial {
     /// After gpt.weights have been given other numbers.
     void weights_set() {
         if (gpt.keeps_master()) std::copy_n(gpt.weights, gpt.net.tensors.size(), gpt.master);
-        gpt_weights_loaded(CPU{}, gpt);
+        gpt.weights_loaded(CPU{});
     }
 
     /// What the optimiser updates.
@@ -117,8 +117,8 @@ struct Trial {
     /// What training minimises: the mean loss per token plus, unless it is left out, the policy's auxiliary loss.
     double loss(bool with_auxiliary = true) {
         const Batch batch = feed.put(CPU{}, tokens.data(), targets.data(), B, T);
-        gpt_forward(CPU{}, gpt, batch);
-        gpt_loss(CPU{}, gpt, batch, Write::overwrite);
+        gpt.forward(CPU{}, batch);
+        gpt.loss(CPU{}, batch, Write::overwrite);
         return (gpt.totals->loss + (with_auxiliary ? gpt.totals->auxiliary : 0)) / (B * T);
     }
 
@@ -126,19 +126,19 @@ struct Trial {
     double loss_and_gradients(int first, int count, Write write) {
         const size_t at = size_t(first) * T;
         const Batch batch = feed.put(CPU{}, &tokens[at], &targets[at], count, T);
-        gpt_forward(CPU{}, gpt, batch);
+        gpt.forward(CPU{}, batch);
         gpt.totals->loss = gpt.totals->auxiliary = 0;   // of this part alone, also where gradients are added
-        gpt_loss(CPU{}, gpt, batch, write, X(1.0 / (B * T)));
+        gpt.loss(CPU{}, batch, write, X(1.0 / (B * T)));
         const double sum = gpt.totals->loss + gpt.totals->auxiliary;
-        gpt_backward(CPU{}, gpt, batch, write);
+        gpt.backward(CPU{}, batch, write);
         return sum / (B * T);
     }
     double loss_and_gradients() { return loss_and_gradients(0, B, Write::overwrite); }
 
     /// A step of the optimiser from the gradients, after loss_and_gradients().
     void update(const AdamW& adamw, int64_t step) {
-        gpt_norm(CPU{}, gpt);
-        gpt_update(CPU{}, gpt, adamw, step);
+        gpt.norm(CPU{});
+        gpt.update(CPU{}, adamw, step);
     }
 
     std::vector<X> of(const X* flat, const Tensor& t) const { return {flat + t.slot.offset, flat + t.slot.offset + t.slot.size}; }
@@ -191,11 +191,11 @@ void update_shards(const std::vector<Trial<X>*>& trials, const AdamW& adamw, int
                     if (s != trial->gpt.shards.shard()) use(trial->gpt, k, s);
     };
     for_others([&](auto& gpt, size_t k, int s) { fill(CPU{}, gpt.gradients + cut.part(k, s).begin, cut.part_size(k), X(NAN)); });
-    for (Trial<X>* trial : trials) gpt_norm(CPU{}, trial->gpt);
+    for (Trial<X>* trial : trials) trial->gpt.norm(CPU{});
     for_others([&](auto& gpt, size_t, int s) { gpt.shard_squares[s] = trials[size_t(s)]->gpt.shard_squares[s]; });
     for (Trial<X>* trial : trials) {
-        gpt_norm_of_shards(CPU{}, trial->gpt);
-        gpt_update(CPU{}, trial->gpt, adamw, step);
+        trial->gpt.norm_of_shards(CPU{});
+        trial->gpt.update(CPU{}, adamw, step);
     }
     const auto gather = [&](auto flat) {   // flat(gpt): the buffer of which each shard has its parts
         for_others([&](auto& gpt, size_t k, int s) {
@@ -203,7 +203,7 @@ void update_shards(const std::vector<Trial<X>*>& trials, const AdamW& adamw, int
         });
     };
     gather([](auto& gpt) { return gpt.gradients; });
-    for (Trial<X>* trial : trials) gpt_update_matrices(CPU{}, trial->gpt, adamw, step);
+    for (Trial<X>* trial : trials) trial->gpt.update_matrices(CPU{}, adamw, step);
     gather([](auto& gpt) { return gpt.weights; });
 }
 
@@ -236,7 +236,7 @@ inline double slope_along(Trial<double>& trial, const Tensor& t, const std::vect
     auto move = [&](double distance) {
         for (size_t n = 0; n < t.slot.size; n++) trial.raw()[t.slot.offset + n] = here[n] + distance * direction[n];
         std::copy_n(trial.raw() + t.slot.offset, t.slot.size, trial.gpt.weights + t.slot.offset);
-        gpt_weights_loaded(CPU{}, trial.gpt);
+        trial.gpt.weights_loaded(CPU{});
     };
     const bool with_auxiliary = !trial.gpt.net.any(&LayerFacts::has_teacher) || owner_of(trial.gpt.net, t);
     auto loss_at = [&](double distance) {
@@ -253,7 +253,7 @@ inline double slope_along(Trial<double>& trial, const Tensor& t, const std::vect
 inline std::string model_gradient_difference(Trial<double>& trial, const std::string& of = "") {
     const Threads one(1);   // hundreds of passes too small for several threads
     trial.loss_and_gradients();
-    gpt_norm(CPU{}, trial.gpt);
+    trial.gpt.norm(CPU{});
     const std::vector<double> gradients = trial.all(trial.gpt.gradients);
     std::mt19937 generator(7);
     return tensor_difference(trial.gpt.net.tensors, [&](const Tensor& t) -> std::string {

@@ -67,8 +67,8 @@ void check_whole_text(const Variants& variants, const Config& config, int prompt
         if (int(text.size()) == T) break;
         text.push_back(sample_token(logits, V, GREEDY, 0));
     }
-    gpt_forward(CPU{}, gpt, trial.feed.put(CPU{}, text.data(), nullptr, 1, T));
-    const X* whole = gpt_logits(CPU{}, gpt, prompt - 1, T - prompt + 1);
+    gpt.forward(CPU{}, trial.feed.put(CPU{}, text.data(), nullptr, 1, T));
+    const X* whole = gpt.logits(CPU{}, prompt - 1, T - prompt + 1);
     CHECK(difference(rows, std::vector<X>(whole, whole + rows.size()), {tolerance}) == "");
     for (int t = prompt; t < T; t++) REQUIRE(sample_token(whole + size_t(t - prompt) * V, V, GREEDY, 0) == text[t]);
 }

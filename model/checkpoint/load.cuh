@@ -23,5 +23,5 @@ void load_for_inference(Device device, GPT<Device, X>& gpt, const std::string& f
         std::transform(whole.begin(), whole.end(), rounded.begin(), [](float w) { return narrowed<X>(w); });
         to_device(device, gpt.weights, rounded.data(), rounded.size());
     }
-    gpt_weights_loaded(device, gpt);
+    gpt.weights_loaded(device);
 }

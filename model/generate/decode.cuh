@@ -70,8 +70,8 @@ public:
         if (caches_.empty() || ids.size() > size_t(gpt_.T)) return whole_pass(ids, logits_.data());
         const int T = int(ids.size());
         const AttentionOverride prompt{nullptr, [&](int l) { return read_prompt(l, place, T), T; }};
-        gpt_forward(device_, gpt_, feed_.put(device_, ids.data(), nullptr, 1, T), &prompt);
-        return widen(on_host(gpt_logits(device_, gpt_, T - 1, 1), 1), logits_.data());
+        gpt_.forward(device_, feed_.put(device_, ids.data(), nullptr, 1, T), &prompt);
+        return widen(on_host(gpt_.logits(device_, T - 1, 1), 1), logits_.data());
     }
 
     /// Decode. Precondition: each text is the one in its place and one token longer than in the last call. Returns the logits (texts, V) of
@@ -145,13 +145,13 @@ private:
     /// A pass over the last gpt.T tokens of a text, without a cache.
     const Wide<X>* whole_pass(const std::vector<int32_t>& ids, Wide<X>* to) {
         const int T = int(std::min<size_t>(ids.size(), gpt_.T));
-        gpt_forward(device_, gpt_, feed_.put(device_, ids.data() + ids.size() - T, nullptr, 1, T));
-        return widen(on_host(gpt_logits(device_, gpt_, T - 1, 1), 1), to);
+        gpt_.forward(device_, feed_.put(device_, ids.data() + ids.size() - T, nullptr, 1, T));
+        return widen(on_host(gpt_.logits(device_, T - 1, 1), 1), to);
     }
 
     void read_prompt(int l, int place, int T) {
         LayerState<X>& state = gpt_.layers[l].attention;
-        const LayerInputs<X> in = attention_inputs(gpt_, l, 1, T);
+        const LayerInputs<X> in = gpt_.attention_inputs(l, 1, T);
         if (!mechanism_ || !mechanism_->read_prompt(device_, kernel_arguments(in, state, Statistics<X>{})))
             gpt_.attention(l).forward(device_, in, gpt_.weights, state, gpt_.scratch.attention, {});
         caches_[l]->prefill(device_, place, in, gpt_.weights, state);
@@ -171,12 +171,12 @@ private:
         graphs_[rows].run(device_, tokens_, Write::overwrite, [&] {
             const DecodeRows where{tokens_ + places_, tokens_ + 2 * places_};
             const auto attend = [&](int l) {
-                caches_[l]->decode(device_, where, attention_inputs(gpt_, l, rows, 1), gpt_.weights, rows_[l]);
+                caches_[l]->decode(device_, where, gpt_.attention_inputs(l, rows, 1), gpt_.weights, rows_[l]);
                 return rows;
             };
             const AttentionOverride these{tokens_ + 3 * places_, attend};
-            gpt_forward(device_, gpt_, Batch{1, rows, tokens_}, &these);
-            logits = gpt_logits(device_, gpt_, 0, rows);
+            gpt_.forward(device_, Batch{1, rows, tokens_}, &these);
+            logits = gpt_.logits(device_, 0, rows);
         });
         return logits;
     }

@@ -78,7 +78,7 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
         if (gpt.keeps_master()) take(gpt.master, owned);
         else whole.push();
         convert(device, gpt.weights, gpt.gradients, gpt.shards.size());
-        gpt_weights_loaded(device, gpt);
+        gpt.weights_loaded(device);
     };
     TrainerState state;
     state.seed = o.seed;

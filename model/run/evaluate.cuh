@@ -18,7 +18,7 @@ template <class Device, class X>
 void forward_for_evaluation(Run<Device, X>& run, const Batch& batch) {
     if constexpr (std::is_same_v<Device, CPU>)
         if (run.reader) return run.read.add(forward_read_by(*run.reader, run.gpt, batch));
-    gpt_forward(run.device, run.gpt, batch);
+    run.gpt.forward(run.device, batch);
 }
 
 /// The mean cross-entropy over the targets of the first --val-batches batches of a source: the same rows for any number of ranks if
@@ -37,7 +37,7 @@ std::optional<Validation> validate(Run<Device, X>& run, const TokenStream& val, 
         validation_rows(val, row, T, here, inputs.data(), targets.data());
         const Batch batch = run.feed.put(run.device, inputs.data(), targets.data(), here, T);
         forward_for_evaluation(run, batch);
-        gpt_loss(run.device, run.gpt, batch, Write::overwrite);
+        run.gpt.loss(run.device, batch, Write::overwrite);
         to_host(run.device, losses.data(), run.gpt.scratch.losses, size_t(here) * T);
         for (int b = 0; b < here; b++) by_position.add_row(&losses[size_t(b) * T], &targets[size_t(b) * T]);
         for (int n = 0; run.data.tokenizer && n < here * T; n++)

@@ -7,7 +7,7 @@
 #include "model/device/machine.h"
 #include "model/run/run.cuh"
 
-/// Precondition: gpt_forward() of one sequence of T tokens. (NH, T, T): 1 where the last layer's output of row i depends on the
+/// Precondition: GPT::forward() of one sequence of T tokens. (NH, T, T): 1 where the last layer's output of row i depends on the
 /// value of key j. Weights that float32 rounds to 0 count as hidden.
 inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T, const Documents& documents = {}) {
     const Config& c = gpt.net.config;
@@ -19,7 +19,7 @@ inline std::vector<uint8_t> pairs_in_outputs(GPT<CPU, float>& gpt, int T, const 
     values.take(memory), memory.allocate(), values.take(memory);
     values.write(CPU{});
     auto attend = [&](int j0) {   // j0 = T: all values are zero
-        const LayerInputs<float> in = values.in_place_of_values(attention_inputs(gpt, l, 1, T, documents), j0);
+        const LayerInputs<float> in = values.in_place_of_values(gpt.attention_inputs(l, 1, T, documents), j0);
         gpt.attention(l).forward(CPU{}, in, gpt.weights, a.attention, gpt.scratch.attention, {});
         return a.attention.gated_out;   // (T, NH, HS)
     };
@@ -41,7 +41,7 @@ inline std::vector<uint8_t> seen_pairs(GPT<CPU, float>& gpt, int T, const Docume
     const int l = gpt.net.config.L - 1, NH = gpt.net.config.NH;
     if (!gpt.net.layers[l].attention->facts.reports_pairs) return pairs_in_outputs(gpt, T, documents);
     const CpuPasses<float>& attention = cpu_passes_of<float>(*gpt.net.layers[l].attention);
-    const LayerInputs<float> in = attention_inputs(gpt, l, 1, T, documents);
+    const LayerInputs<float> in = gpt.attention_inputs(l, 1, T, documents);
     const LayerState<float>& state = gpt.layers[l].attention;
     std::vector<uint8_t> seen(size_t(NH) * T * T);
 #pragma omp parallel for

@@ -249,9 +249,9 @@ std::vector<uint64_t> gradient_sums(AnyRun auto& run, int of) {
     std::vector<int32_t> tokens(size_t(B) * T), targets(tokens.size());
     loader.next(tokens.data(), targets.data());
     const Batch batch = run.feed.put(run.device, tokens.data(), targets.data(), B, T);
-    gpt_forward(run.device, run.gpt, batch);
-    gpt_loss(run.device, run.gpt, batch, Write::overwrite, float(1.0 / double(run.data.tokens_per_step)));
-    gpt_backward(run.device, run.gpt, batch, Write::overwrite);
+    run.gpt.forward(run.device, batch);
+    run.gpt.loss(run.device, batch, Write::overwrite, float(1.0 / double(run.data.tokens_per_step)));
+    run.gpt.backward(run.device, batch, Write::overwrite);
     return run.replicas->gradient_sums(run.device);
 }
 

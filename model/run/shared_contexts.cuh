@@ -24,14 +24,14 @@ AttentionForward<X> part_of(AttentionForward<X> a, int row, int T) {
     return a;
 }
 
-/// gpt_forward() of texts, read whole by `reader` in place of the variant's attention. Returns its counts. Precondition: a plain causal
+/// GPT::forward() of texts, read whole by `reader` in place of the variant's attention. Returns its counts. Precondition: a plain causal
 /// variant.
 template <class X>
 InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gpt, const Batch& batch) {
     InferenceCount read;
     const auto attend = [&, T = batch.T](int l) {
         const AttentionForward<X> all =
-            kernel_arguments(attention_inputs(gpt, l, batch.B, T), gpt.layers[l].attention, Statistics<X>{});
+            kernel_arguments(gpt.attention_inputs(l, batch.B, T), gpt.layers[l].attention, Statistics<X>{});
         std::vector<InferenceCount> counts(batch.B);
 #pragma omp parallel for schedule(dynamic) if (batch.B > 1)
         for (int b = 0; b < batch.B; b++) counts[b] = reader.whole(part_of(all, b * T, T));
@@ -39,18 +39,18 @@ InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gp
         return batch.B * T;
     };
     const AttentionOverride texts{nullptr, attend};
-    gpt_forward(CPU{}, gpt, batch, &texts);
+    gpt.forward(CPU{}, batch, &texts);
     return read;
 }
 
-/// Precondition: gpt_forward(). The cross-entropy, in nats, of targets (n) after the rows (n) of its batch. The head is applied to
+/// Precondition: GPT::forward(). The cross-entropy, in nats, of targets (n) after the rows (n) of its batch. The head is applied to
 /// these rows only.
 template <class Device, class X>
 std::vector<Wide<X>> token_losses(Device device, GPT<Device, X>& gpt, BatchFeed<Device>& feed, const std::vector<int32_t>& rows,
                                   const std::vector<int32_t>& targets) {
     const int n = int(rows.size());
-    gpt_gather_rows(device, gpt, feed.put(device, rows.data(), nullptr, 1, n).tokens, n);
-    gpt_gathered_losses(device, gpt, feed.put(device, targets.data(), nullptr, 1, n).tokens, n);
+    gpt.gather_rows(device, feed.put(device, rows.data(), nullptr, 1, n).tokens, n);
+    gpt.gathered_losses(device, feed.put(device, targets.data(), nullptr, 1, n).tokens, n);
     std::vector<Wide<X>> losses(n);
     to_host(device, losses.data(), gpt.scratch.losses, n);
     return losses;
@@ -100,7 +100,7 @@ public:
         to_device(device_, texts_, host_texts_.data(), host_texts_.size());
         to_device(device_, predicting_, host_predicting_.data(), host_predicting_.size());
         const AttentionOverride rows{origin_, [this](int l) { return attend_texts(l), write_back(l); }};
-        gpt_forward(device_, gpt_, feed_.put(device_, tokens_.data(), nullptr, 1, int(tokens_.size())), &rows);
+        gpt_.forward(device_, feed_.put(device_, tokens_.data(), nullptr, 1, int(tokens_.size())), &rows);
         const std::vector<Wide<X>> losses = token_losses(device_, gpt_, feed_, predictions.rows, predictions.targets);
         std::vector<double> sums;
         auto loss = losses.begin();
@@ -179,7 +179,7 @@ private:
     LayerInputs<X> gather(int l, const SharedText* texts, int B, int T) {
         const LayerFacts& facts = gpt_.net.layers[l].attention->facts;
         const int queries = gpt_.net.config.NH * gpt_.net.config.HS, values = gpt_.net.config.NKV * gpt_.net.config.HS;
-        LayerInputs<X> in = attention_inputs(gpt_, l, 1, rows());
+        LayerInputs<X> in = gpt_.attention_inputs(l, 1, rows());
         const auto whole = [&](X* to, const X* from, size_t stride, int width) {
             gather_texts(device_, to, from, stride, texts, B, T, width);
             return to;

@@ -30,24 +30,24 @@ struct GpuTrial {
         to_device(device, gpt.gradients, weights.data(), weights.size());
         convert(device, gpt.master, gpt.gradients, weights.size());
         convert(device, gpt.weights, gpt.gradients, weights.size());
-        gpt_weights_loaded(device, gpt);
+        gpt.weights_loaded(device);
         fill(device, gpt.gradients, weights.size(), 0.0f);
     }
 
     double loss_and_gradients(const Trial<double>& of, int first, int count, Write write) {
         const size_t at = size_t(first) * T;
         const Batch batch = feed.put(device, &of.tokens[at], &of.targets[at], count, T);
-        gpt_forward(device, gpt, batch);
-        gpt_loss(device, gpt, batch, write, 1.0f / float(B * T));
-        gpt_backward(device, gpt, batch, write);
-        const StepTotals numbers = read_totals(device, gpt);
+        gpt.forward(device, batch);
+        gpt.loss(device, batch, write, 1.0f / float(B * T));
+        gpt.backward(device, batch, write);
+        const StepTotals numbers = gpt.read_totals(device);
         return (numbers.loss + numbers.auxiliary) / (B * T);
     }
     double loss_and_gradients(const Trial<double>& of) { return loss_and_gradients(of, 0, B, Write::overwrite); }
 
     void update(const AdamW& adamw, int64_t step) {
-        gpt_norm(device, gpt);
-        gpt_update(device, gpt, adamw, step);
+        gpt.norm(device);
+        gpt.update(device, adamw, step);
     }
 
     /// A flat buffer on the host.

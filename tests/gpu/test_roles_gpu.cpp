@@ -29,7 +29,7 @@ struct Twins {
     }
     void check_norm() {
         const double norm = std::sqrt(exact.gpt.totals->squares);
-        CHECK(std::abs(std::sqrt(read_totals(single.device, single.gpt).squares) - norm) <= 1e-3 * norm);
+        CHECK(std::abs(std::sqrt(single.gpt.read_totals(single.device).squares) - norm) <= 1e-3 * norm);
     }
 };
 
@@ -49,11 +49,11 @@ TEST_CASE("GPU roles: a shard without anything to train adds nothing to the norm
     CHECK(gradients == std::vector<float>(n));   // padding too, which is never written but summed by ranks
     fill(device, gpt.gradients, n, 1.0f);
     fill(device, gpt.weights, n, 2.0f);
-    gpt_norm(device, gpt);
+    gpt.norm(device);
     double squares = NAN;
     to_host(device, &squares, gpt.shard_squares, 1);
     CHECK(squares == 0);
-    gpt_update(device, gpt, AdamW{}, 1);
+    gpt.update(device, AdamW{}, 1);
     std::vector<float> weights(n);
     to_host(device, weights.data(), gpt.weights, n);
     CHECK(weights == std::vector<float>(n, 2.0f));
@@ -74,7 +74,7 @@ TEST_CASE("GPU roles: statistics follow and frozen tensors stay as on the CPU", 
             twins.step(adamw, step);
             twins.check_norm();
             const double auxiliary = exact.gpt.totals->auxiliary;
-            CHECK(std::abs(read_totals(single.device, single.gpt).auxiliary - auxiliary) <= 1e-4 * auxiliary);
+            CHECK(std::abs(single.gpt.read_totals(single.device).auxiliary - auxiliary) <= 1e-4 * auxiliary);
             CHECK(gradient_difference(single.gradients(), exact, Tolerance{2e-4, 1e-6}) == "");
         }
         const std::vector<float> weights = single.all(single.gpt.master), rough = half.all(half.gpt.master);
@@ -126,7 +126,7 @@ TEST_CASE("GPU sigma: loss, gradients of W and gamma, and the next u are those o
         auto& [exact, single, half] = twins;
         GpuTrialOf<float, FreezesMlp> again(config, 1, 67);
         for (double& w : std::span(exact.gpt.master, exact.gpt.net.tensors.size())) w = float(w);
-        gpt_weights_loaded(CPU{}, exact.gpt);
+        exact.gpt.weights_loaded(CPU{});
         const std::vector<float> start(exact.gpt.master, exact.gpt.master + exact.gpt.net.tensors.size());
         single.set_weights(start), again.set_weights(start), half.set_weights(start);
         AdamW adamw;

@@ -23,15 +23,15 @@ struct RoundedTwins {
                 if (to.stored == Stored::as_computed) rounded.weights[to.slot.offset + n] = from[n];
                 else from[n] = X(rounded.bf16_matrices[to.slot.offset + n] = StoredBf16(from[n]));
         }
-        gpt_weights_loaded(CPU{}, rounded);
+        rounded.weights_loaded(CPU{});
     }
 };
 
 /// Logits (T, V) of one pass over T tokens.
 template <class X>
 std::vector<X> logits(GPT<CPU, X>& gpt, BatchFeed<CPU>& feed, const std::vector<int32_t>& tokens, int T) {
-    gpt_forward(CPU{}, gpt, feed.put(CPU{}, tokens.data(), nullptr, 1, T));
-    const X* const all = gpt_logits(CPU{}, gpt, 0, T);
+    gpt.forward(CPU{}, feed.put(CPU{}, tokens.data(), nullptr, 1, T));
+    const X* const all = gpt.logits(CPU{}, 0, T);
     return {all, all + size_t(T) * gpt.net.config.V};
 }
 

@@ -115,14 +115,14 @@ void check_fixture(const Variant& variant, const std::filesystem::path& folder) 
 
     const int rows = f.B * f.T;
     trial.loss();
-    const float* logits = gpt_logits(CPU{}, gpt, 0, rows);
+    const float* logits = gpt.logits(CPU{}, 0, rows);
     const std::vector<float> all_logits(logits, logits + size_t(rows) * gpt.net.config.V);
     CHECK(difference(all_logits, f.logits, Tolerance{0, LOGIT_TOLERANCE}) == "");
 
     trial.loss_and_gradients();
     CHECK(number_difference(gpt.totals->loss / rows, f.expected, "loss") == "");
     if (gpt.auxiliary) CHECK(number_difference(gpt.totals->auxiliary / rows, f.expected, "auxiliary_loss") == "");
-    gpt_norm(CPU{}, gpt);   // which completes the gradients
+    gpt.norm(CPU{});   // which completes the gradients
     CHECK(norm_difference(list, gpt.gradients, f.expected["gradient_norms"]) == "");
 
     const Curve curve = train_as_the_program_does(trial, f);

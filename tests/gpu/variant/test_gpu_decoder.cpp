@@ -82,13 +82,13 @@ private:
         const int V = exact_.gpt.net.config.V, before = int(text.ids.size()) - 1, prompt = int(text.prompt);
         std::vector<double> should;
         if (before <= room_) {   // no row depends on what comes behind it
-            gpt_forward(CPU{}, exact_.gpt, exact_.feed.put(CPU{}, text.ids.data(), nullptr, 1, before));
-            const double* const logits = gpt_logits(CPU{}, exact_.gpt, prompt - 1, before - prompt + 1);
+            exact_.gpt.forward(CPU{}, exact_.feed.put(CPU{}, text.ids.data(), nullptr, 1, before));
+            const double* const logits = exact_.gpt.logits(CPU{}, prompt - 1, before - prompt + 1);
             should.assign(logits, logits + size_t(before - prompt + 1) * V);
         } else for (int n = prompt; n <= before; n++) {   // past the model's positions each is of a window of its own
             const int T = std::min(n, room_);
-            gpt_forward(CPU{}, exact_.gpt, exact_.feed.put(CPU{}, text.ids.data() + n - T, nullptr, 1, T));
-            const double* const logits = gpt_logits(CPU{}, exact_.gpt, T - 1, 1);
+            exact_.gpt.forward(CPU{}, exact_.feed.put(CPU{}, text.ids.data() + n - T, nullptr, 1, T));
+            const double* const logits = exact_.gpt.logits(CPU{}, T - 1, 1);
             should.insert(should.end(), logits, logits + V);
         }
         REQUIRE(rows.size() == should.size());

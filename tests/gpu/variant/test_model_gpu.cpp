@@ -192,12 +192,12 @@ GPU_VARIANT_CASE(" model on the GPU: a recorded step is the step", "[gpu][model]
         const double expected = plain.loss_and_gradients(exact);
         const Batch batch = recorded.feed.put(recorded.device, exact.tokens.data(), exact.targets.data(), 1, 67);
         graphs.run(recorded.device, batch.tokens, Write::overwrite, [&] {
-            gpt_forward(recorded.device, recorded.gpt, batch);
-            gpt_loss(recorded.device, recorded.gpt, batch, Write::overwrite, 1.0f / 67);
-            gpt_backward(recorded.device, recorded.gpt, batch, Write::overwrite);
+            recorded.gpt.forward(recorded.device, batch);
+            recorded.gpt.loss(recorded.device, batch, Write::overwrite, 1.0f / 67);
+            recorded.gpt.backward(recorded.device, batch, Write::overwrite);
         });
         INFO("step " << step);
-        const StepTotals numbers = read_totals(recorded.device, recorded.gpt);
+        const StepTotals numbers = recorded.gpt.read_totals(recorded.device);
         CHECK((numbers.loss + numbers.auxiliary) / 67 == expected);
         CHECK(bit_difference(recorded.gradients(), plain.gradients()) == "");
         plain.update({}, step), recorded.update({}, step);
