@@ -11,22 +11,35 @@
 
 static constexpr const char* HIDDEN = "";   // the group of options that --help leaves out
 
-static CLI::Validator any_count() { return whole_number_from(int64_t(0), int64_t(1) << 50); }
+/// Adds an option with a whole number from `lowest` to `highest`.
+template <class Number>
+static void add_count(CLI::App& app, const char* name, Number& value, int lowest, const char* help,
+                      Number highest = Number(1) << (sizeof(Number) == 8 ? 50 : 30)) {
+    app.add_option(name, value, help)->transform(whole_number_from(Number(lowest), highest));
+}
 
-static CLI::Validator zero_or_one() { return CLI::IsMember({"0", "1", "true", "false"}); }
+/// Adds an option with one of these words.
+template <class Value>
+static void add_choice(CLI::App& app, const char* name, Value& value, std::initializer_list<const char*> words, const char* help) {
+    app.add_option(name, value, help)->check(CLI::IsMember(words));
+}
+
+static void add_number(CLI::App& app, const char* name, double& value, double lowest, double highest, const char* help) {
+    app.add_option(name, value, help)->check(number_from(lowest, highest));
+}
+
+static const auto ZERO_OR_ONE = {"0", "1", "true", "false"};
 
 static void add_model_options(CLI::App& app, Options& o) {
     app.option_defaults()->group("Model");
     app.add_option("--model", o.model,
                    "preset, or Hugging Face folder to start from; a folder with config.json but no weights starts from scratch");
-    app.add_option("--qk-norm", o.qk_norm,
-                   "normalisation of the heads of q and k in a model from scratch: 1 as in Qwen3, without biases; 0 none; auto: as "
-                   "in --model")
-        ->check(CLI::IsMember({"auto", "0", "1"}));
-    app.add_option("--precision", o.precision, "number type of weights and activations; auto: bf16 on a GPU, fp32 on the CPU")
-        ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
-    app.add_option("--rounding", o.rounding, "rounding mode when casting fp32 master weights to bf16")
-        ->check(CLI::IsMember({"nearest", "stochastic"}));
+    add_choice(app, "--qk-norm", o.qk_norm, {"auto", "0", "1"},
+               "normalisation of the heads of q and k in a model from scratch: 1 as in Qwen3, without biases; 0 none; auto: as in "
+               "--model");
+    add_choice(app, "--precision", o.precision, {"auto", "bf16", "fp32"},
+               "number type of weights and activations; auto: bf16 on a GPU, fp32 on the CPU");
+    add_choice(app, "--rounding", o.rounding, {"nearest", "stochastic"}, "rounding mode when casting fp32 master weights to bf16");
     app.add_flag("--resume", o.resume, "resume from the newest undamaged checkpoint in --out");
     app.add_option("--checkpoint", o.checkpoint, "checkpoint folder to resume from");
     app.add_flag("--allow-new-tensors", o.allow_new_tensors,
@@ -36,89 +49,70 @@ static void add_model_options(CLI::App& app, Options& o) {
 }
 
 static void add_data_options(CLI::App& app, Options& o) {
-    const auto positive = whole_number_from(1, 1 << 30);
     app.option_defaults()->group("Data");
     app.add_option("--train-data", o.train_data,
                    "token shards for training: a glob, or '0.7 web/*.bin 0.3 code/*.bin' as a weighted mixture; default: the bundled text");
     app.add_option("--val-data", o.val_data,
                    "token shards for validation, as in --train-data; default: none with --train-data, else the bundled text");
-    app.add_option("--batch-size", o.batch_size, "sequences per rank and micro-step")->transform(positive);
-    app.add_option("--seq-len", o.seq_len, "tokens per sequence, T")->transform(positive);
-    app.add_option("--total-batch-tokens", o.total_batch_tokens,
-                   "tokens per optimiser step over all ranks; 0: batch-size x seq-len x ranks")
-        ->transform(any_count());
-    app.add_option("--shuffle", o.shuffle, "order of the training data: 1 shuffled, 0 as in the shards")->check(zero_or_one());
-    app.add_option("--document-mask", o.document_mask, "attention across documents packed into one row: 1 masked out, 0 allowed")
-        ->check(zero_or_one());
-    app.add_option("--document-positions", o.document_positions,
-                   "RoPE positions with --document-mask: 1 counted from the document's first token, 0 from the row's")
-        ->check(zero_or_one());
+    add_count(app, "--batch-size", o.batch_size, 1, "sequences per rank and micro-step");
+    add_count(app, "--seq-len", o.seq_len, 1, "tokens per sequence, T");
+    add_count(app, "--total-batch-tokens", o.total_batch_tokens, 0,
+              "tokens per optimiser step over all ranks; 0: batch-size x seq-len x ranks");
+    add_choice(app, "--shuffle", o.shuffle, ZERO_OR_ONE, "order of the training data: 1 shuffled, 0 as in the shards");
+    add_choice(app, "--document-mask", o.document_mask, ZERO_OR_ONE,
+               "attention across documents packed into one row: 1 masked out, 0 allowed");
+    add_choice(app, "--document-positions", o.document_positions, ZERO_OR_ONE,
+               "RoPE positions with --document-mask: 1 counted from the document's first token, 0 from the row's");
     app.add_flag("--verify-data", o.verify_data,
                  "read all shards at the start and compare them with their manifests, even those verified before");
 }
 
 static void add_optimiser_options(CLI::App& app, Options& o) {
     app.option_defaults()->group("Schedule and optimiser");
-    app.add_option("--steps", o.steps, "number of optimiser steps")->transform(whole_number_from(int64_t(1), int64_t(1) << 50));
-    app.add_option("--epochs", o.epochs, "passes over the training data, in place of --steps; 0: use --steps")
-        ->check(number_from(0, 1e6));
-    app.add_option("--optimizer", o.optimizer,
-                   "optimiser of the layers' matrices: adamw, or muon, at the same --lr; all other tensors are AdamW's")
-        ->check(CLI::IsMember({"adamw", "muon"}));
-    app.add_option("--lr", o.adamw.lr, "peak learning rate")->check(number_from(0, 1e3));
-    app.add_option("--schedule", o.schedule,
-                   "learning rate after the warm-up: cosine or linear decay over the run, constant, or wsd, a decay in the last "
-                   "steps only")
-        ->check(CLI::IsMember({"cosine", "linear", "constant", "wsd"}));
-    app.add_option("--cooldown-frac", o.cooldown_frac, "share of the run that the decay of --schedule wsd takes, by 1 - sqrt")
-        ->check(number_from(0, 1));
-    app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up; -1: a twentieth of the run")
-        ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
-    app.add_option("--min-lr-frac", o.min_lr_frac, "final learning rate as a fraction of --lr; unused with --schedule constant")
-        ->check(number_from(0, 1));
-    app.add_option("--weight-decay", o.adamw.weight_decay, "decoupled weight decay of matrices")->check(number_from(0, 1e3));
-    app.add_option("--beta1", o.adamw.beta1, "AdamW's decay rate of the first moment")->check(number_from(0, 0.999999));
-    app.add_option("--beta2", o.adamw.beta2, "AdamW's decay rate of the second moment")->check(number_from(0, 0.9999999));
-    app.add_option("--adam-eps", o.adamw.eps, "AdamW's epsilon, added to the root of the second moment")->check(number_from(1e-30, 1));
-    app.add_option("--grad-clip", o.adamw.grad_clip, "maximum global L2 norm of the gradient; 0: no limit")
-        ->check(number_from(0, 1e30));
+    add_count(app, "--steps", o.steps, 1, "number of optimiser steps");
+    add_number(app, "--epochs", o.epochs, 0, 1e6, "passes over the training data, in place of --steps; 0: use --steps");
+    add_choice(app, "--optimizer", o.optimizer, {"adamw", "muon"},
+               "optimiser of the layers' matrices: adamw, or muon, at the same --lr; all other tensors are AdamW's");
+    add_number(app, "--lr", o.adamw.lr, 0, 1e3, "peak learning rate");
+    add_choice(app, "--schedule", o.schedule, {"cosine", "linear", "constant", "wsd"},
+               "learning rate after the warm-up: cosine or linear decay over the run, constant, or wsd, a decay in the last steps only");
+    add_number(app, "--cooldown-frac", o.cooldown_frac, 0, 1, "share of the run that the decay of --schedule wsd takes, by 1 - sqrt");
+    add_count(app, "--warmup-steps", o.warmup_steps, -1, "steps of linear warm-up; -1: a twentieth of the run");
+    add_number(app, "--min-lr-frac", o.min_lr_frac, 0, 1, "final learning rate as a fraction of --lr; unused with --schedule constant");
+    add_number(app, "--weight-decay", o.adamw.weight_decay, 0, 1e3, "decoupled weight decay of matrices");
+    add_number(app, "--beta1", o.adamw.beta1, 0, 0.999999, "AdamW's decay rate of the first moment");
+    add_number(app, "--beta2", o.adamw.beta2, 0, 0.9999999, "AdamW's decay rate of the second moment");
+    add_number(app, "--adam-eps", o.adamw.eps, 1e-30, 1, "AdamW's epsilon, added to the root of the second moment");
+    add_number(app, "--grad-clip", o.adamw.grad_clip, 0, 1e30, "maximum global L2 norm of the gradient; 0: no limit");
 }
 
 static void add_evaluation_options(CLI::App& app, Options& o) {
     app.option_defaults()->group("Evaluation");
-    app.add_option("--val-every", o.val_every, "steps between validations; 0: never")->transform(any_count());
-    app.add_option("--val-batches", o.val_batches,
-                   "batches of batch-size x ranks sequences per validation; 0: no validation. Default with --evaluate: all")
-        ->transform(whole_number_from(0, 1 << 30));
+    add_count(app, "--val-every", o.val_every, 0, "steps between validations; 0: never");
+    add_count(app, "--val-batches", o.val_batches, 0,
+              "batches of batch-size x ranks sequences per validation; 0: no validation. Default with --evaluate: all");
     app.add_flag("--evaluate", o.evaluate,
                  "measure the validation loss and --eval-data of --checkpoint, or of a folder given as --model; train nothing");
     app.add_option("--eval-data", o.eval_data, "multiple-choice items: .jsonl or .bin files (globs)")
         ->expected(1, -1)
         ->default_str("");
-    app.add_option("--eval-every", o.eval_every, "steps between evaluations on --eval-data; 0: only at the end")
-        ->transform(any_count());
-    app.add_option("--eval-items", o.eval_items, "number of items to use, from the beginning of each file; 0: all")
-        ->transform(any_count());
+    add_count(app, "--eval-every", o.eval_every, 0, "steps between evaluations on --eval-data; 0: only at the end");
+    add_count(app, "--eval-items", o.eval_items, 0, "number of items to use, from the beginning of each file; 0: all");
     app.add_option("--eval-out", o.eval_out, "JSON Lines file for the scores of every item's answers (with --evaluate)");
     app.add_option("--eval-log", o.eval_log, "log file for the results, in the format of a run's log.jsonl (with --evaluate)");
-    app.add_option("--position-bins", o.position_bins,
-                   "number of position bins for the validation loss (with --evaluate); 0 disables")
-        ->transform(whole_number_from(0, 1 << 30));
-    app.add_option("--sample-every", o.sample_every, "steps between text samples; 0: never")->transform(any_count());
-    app.add_option("--sample-tokens", o.sample_tokens, "tokens per text sample; 0: no samples")->transform(whole_number_from(0, 1 << 30));
+    add_count(app, "--position-bins", o.position_bins, 0, "number of position bins for the validation loss (with --evaluate); 0 disables");
+    add_count(app, "--sample-every", o.sample_every, 0, "steps between text samples; 0: never");
+    add_count(app, "--sample-tokens", o.sample_tokens, 0, "tokens per text sample; 0: no samples");
     app.add_option("--prompt", o.prompt, "beginning of every text sample; default: the beginning of a document")->expected(0, 1);
-    app.add_option("--monitor-every", o.monitor_every,
-                   "steps between attention reports (entropy, concentration, pairs, tiles, gates per layer and head); 0: never")
-        ->transform(any_count());
+    add_count(app, "--monitor-every", o.monitor_every, 0,
+              "steps between attention reports (entropy, concentration, pairs, tiles, gates per layer and head); 0: never");
 }
 
 static void add_output_options(CLI::App& app, Options& o) {
     app.option_defaults()->group("Output");
     app.add_option("--out", o.out, "folder for the log, checkpoints and resolved options");
-    app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints, with one more at the end; 0: none")
-        ->transform(any_count());
-    app.add_option("--keep-checkpoints", o.keep_checkpoints, "number of newest checkpoints to keep; 0: all")
-        ->transform(whole_number_from(0, 1 << 30));
+    add_count(app, "--checkpoint-every", o.checkpoint_every, 0, "steps between checkpoints, with one more at the end; 0: none");
+    add_count(app, "--keep-checkpoints", o.keep_checkpoints, 0, "number of newest checkpoints to keep; 0: all");
     app.add_option("--plot", o.plot, "PNG of the loss curve in --out at the end: 1 on, 0 off");
     app.add_option("--show-mask", o.show_mask,
                    "image file, .png or .pgm, for the mask of --seq-len tokens (rows: queries; columns: keys); train nothing");
@@ -127,20 +121,15 @@ static void add_output_options(CLI::App& app, Options& o) {
 
 static void add_parallel_options(CLI::App& app, Options& o) {
     app.option_defaults()->group("Parallel");
-    app.add_option("--device", o.device, "device to train on; auto: a GPU if there is one")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-    app.add_option("--threads", o.threads, "OpenMP threads per rank; 0: this rank's share of the processors")
-        ->transform(whole_number_from(0, 4096));
-    app.add_option("--zero-stage", o.zero_stage, "ZeRO stage: 1 shards the moments over the ranks, 0 replicates them")
-        ->transform(whole_number_from(0, 1));
-    app.add_option("--recompute", o.recompute,
-                   "activation recomputation, which saves memory for time: 1 norms and SwiGLU, 2 whole layers from their inputs, 0 none")
-        ->transform(whole_number_from(0, 2));
-    app.add_option("--check-ranks-every", o.check_ranks_every,
-                   "steps between comparisons of weights and moments across ranks; -1: at every checkpoint; 0: only at the start")
-        ->transform(whole_number_from(int64_t(-1), int64_t(1) << 50));
-    app.add_option("--watchdog-seconds", o.watchdog_seconds,
-                   "seconds without progress on any rank until the job is ended (on one rank: after a stop signal); 0 disables")
-        ->transform(whole_number_from(0, 1 << 20));
+    add_choice(app, "--device", o.device, {"auto", "cpu", "cuda"}, "device to train on; auto: a GPU if there is one");
+    add_count(app, "--threads", o.threads, 0, "OpenMP threads per rank; 0: this rank's share of the processors", 4096);
+    add_count(app, "--zero-stage", o.zero_stage, 0, "ZeRO stage: 1 shards the moments over the ranks, 0 replicates them", 1);
+    add_count(app, "--recompute", o.recompute, 0,
+              "activation recomputation, which saves memory for time: 1 norms and SwiGLU, 2 whole layers from their inputs, 0 none", 2);
+    add_count(app, "--check-ranks-every", o.check_ranks_every, -1,
+              "steps between comparisons of weights and moments across ranks; -1: at every checkpoint; 0: only at the start");
+    add_count(app, "--watchdog-seconds", o.watchdog_seconds, 0,
+              "seconds without progress on any rank until the job is ended (on one rank: after a stop signal); 0 disables", 1 << 20);
 }
 
 /// Settings of the variant, and of every model. Scripts may pass --window and --dense-until to any trainer: those without such a
