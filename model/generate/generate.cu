@@ -13,7 +13,6 @@
 #include "model/base/process.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/device/machine.h"
-#include "model/generate/mechanisms.cuh"
 #include "model/generate/output.h"
 #include "model/generate/prompts.h"
 #include "model/generate/write_prompts.cuh"
@@ -161,9 +160,7 @@ static Variants complete(Config& config, const Variant& own, const std::string& 
 static void write(const Variants& variants, const Options& o, const WritingJob& job) {
     if (o.device != "cpu" && write_on_gpu(job, o.device, o.weights)) return;
     const Stored stored = o.weights == "bf16" ? Stored::as_bf16 : Stored::as_computed;
-    write_prompts<CPU, float>(CPU{}, variants, job, stored, [&](GPT<CPU, float>& gpt, int places) {
-        return Decoder<CPU, float>(CPU{}, gpt, places, mechanism_of(job.inference, gpt, places));
-    });
+    write_prompts<float>(CPU{}, variants, job, stored);
 }
 
 /// --threads 0: one thread per four million parameters, up to the number of processors. A step reads four million in less than a

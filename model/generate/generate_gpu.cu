@@ -1,5 +1,4 @@
 // The GPU half of ./generate.
-#include "model/generate/mechanisms.cuh"
 #include "model/generate/write_prompts.cuh"
 
 bool write_on_gpu(const WritingJob& job, const std::string& device, const std::string& weights) {
@@ -14,18 +13,13 @@ bool write_on_gpu(const WritingJob& job, const std::string& device, const std::s
     if (may_not) std::fprintf(stderr, "note: using the GPU: %s\n", describe(gpu.device(), 0).c_str());
     Variants variants(named(job.config.variant, all_variants_on_gpu()), all_variants_on_gpu());
     variants.others.push_back(&on_gpu::causal);   // every program has causal
-    const auto write = [&]<class X>(X) {
-        write_prompts<GPU, X>(gpu.device(), variants, job, Stored::as_computed, [&](GPT<GPU, X>& gpt, int places) {
-            return Decoder<GPU, X>(gpu.device(), gpt, places, mechanism_of(job.inference, gpt, places));
-        });
-    };
 #ifdef GPU_FLOAT32
     if (weights == "fp32") {
-        write(float{});
+        write_prompts<float>(gpu.device(), variants, job, Stored::as_computed);
         return true;
     }
 #endif
     if (weights == "fp32") fail(Exit::usage, "--weights fp32 on a GPU: ", no_float32_kernels);
-    write(bf16{});
+    write_prompts<bf16>(gpu.device(), variants, job, Stored::as_computed);
     return true;
 }

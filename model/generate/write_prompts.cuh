@@ -7,9 +7,9 @@
 
 #include <omp.h>
 
-#include "attention/inference/reader.h"
 #include "model/base/process.h"
 #include "model/checkpoint/load.cuh"
+#include "model/generate/mechanisms.cuh"
 #include "model/generate/output.h"
 #include "model/generate/prompts.h"
 #include "model/generate/write_texts.h"
@@ -90,15 +90,14 @@ void require_memory_for_texts(Device device, const std::vector<MemoryUse>& plan,
              human_bytes(double(available)), " left: lower --tokens", places == 1 ? "" : " or --batch");
 }
 
-/// Hands each token to job.output. The matrices are `stored` so (GPT), and make_decoder(gpt, places) is the device's decoder.
-/// Exit::signal if a signal came before the last.
-template <class Device, class X, class MakeDecoder>
-void write_prompts(Device device, const Variants& variants, const WritingJob& job, Stored stored, MakeDecoder make_decoder) {
+/// Hands each token to job.output. The matrices are `stored` so (GPT). Exit::signal if a signal came before the last.
+template <class X, class Device>
+void write_prompts(Device device, const Variants& variants, const WritingJob& job, Stored stored) {
     require_sizes(device, job.config);
     GPT<Device, X> gpt(variants, job.config, 1, positions_for(job), stored);
     require_no_look_ahead(gpt.net, job.checkpoint);
     const int places = std::min({job.batch, int(job.prompts.size()), gpt.T});
-    auto decoder = make_decoder(gpt, places);
+    Decoder<Device, X> decoder(device, gpt, places, mechanism_of(job.inference, gpt, places));
     std::vector<MemoryUse> plan = gpt.memory_plan();
     plan.push_back({"KV cache", decoder.cache_bytes()});
     if (const size_t bytes = decoder.row_bytes()) plan.push_back({"rows of a decode step", bytes});
