@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <concepts>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -62,31 +61,21 @@ private:
     Stopwatch since_;
 };
 
-struct RunOutput {
+template <class Device, class X>
+struct Run {
+    Device device;
+    const Options& o;
+    Ranks& ranks;
+    Stopwatch since_start, since_step;
+
+    // Output.
     Descriptor lock;   // of the output folder, on rank 0
     JsonLines log;
     Progress progress;
     CollapseWatch collapse;
     double ceiling = 0;        // measured FLOP/s of all ranks
     int64_t saved_step = 0;    // step of the newest checkpoint in --out, valid on rank 0; 0: none
-    Stopwatch since_start, since_step;
 
-    RunOutput(bool first, bool launched) : progress(first, launched) {}
-};
-
-template <class Device, class X>
-struct RunEvaluation {
-    Validation validation;
-    std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
-    InferenceCount read;                        // counts of the reader on this rank since the last report
-    std::optional<SharedContexts<Device, X>> shared_contexts;   // with --eval-data
-};
-
-template <class Device, class X>
-struct Run : RunOutput, RunEvaluation<Device, X> {
-    Device device;
-    const Options& o;
-    Ranks& ranks;
     Data data;
     GPT<Device, X> gpt;
     BatchFeed<Device> feed;
@@ -95,6 +84,12 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
     Flops flops;              // of a step
     TrainerState state;       // after the last step
 
+    // Evaluation.
+    Validation validation;
+    std::optional<InferenceReader<X>> reader;   // of --attention, with --evaluate
+    InferenceCount read;                        // counts of the reader on this rank since the last report
+    std::optional<SharedContexts<Device, X>> shared_contexts;   // with --eval-data
+
     // Last, so that they end first: sums that wait for a lost rank are aborted before memory is freed, which waits for them.
     std::optional<ReplicaCheck<Device, X>> replicas;   // set by begin(), unless --check-ranks-every is 0
     std::optional<Collectives<Device>> collectives;    // set by allocate(), to train
@@ -102,10 +97,10 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
     bool ranks_compute_alike = true;   // whether ranks compute the same bits from the same rows
 
     Run(Device device_, const Variants& variants, const Options& o_, Ranks& ranks_, Data data_, const Config& config)
-        : RunOutput(ranks_.first(), ranks_.launched()),
-          device(device_),
+        : device(device_),
           o(o_),
           ranks(ranks_),
+          progress(ranks.first(), ranks.launched()),
           data(std::move(data_)),
           gpt(variants, config, o.batch_size, o.seq_len, o.evaluate ? Mode::inference : Mode::training, Recompute(o.recompute),
               o.zero_stage && !o.evaluate ? ranks.rank() : 0, o.zero_stage && !o.evaluate ? ranks.size() : 1, Shards::BUCKET,
@@ -118,9 +113,9 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
         if (o.inference.how.attention != InferenceAttention::trained) {
             if (!std::is_same_v<Device, CPU>)
                 fail(Exit::usage, "--attention ", o.inference.attention, " is computed on the CPU in --evaluate; give --device cpu");
-            this->reader.emplace(config, o.inference.how);
+            reader.emplace(config, o.inference.how);
         }
-        if (!data.tasks.empty()) this->shared_contexts.emplace(device, gpt, feed, this->reader ? &*this->reader : nullptr);
+        if (!data.tasks.empty()) shared_contexts.emplace(device, gpt, feed, reader ? &*reader : nullptr);
     }
 
     std::vector<MemoryUse> memory_plan() {
@@ -128,8 +123,8 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
         plan.push_back({"batches", feed.bytes()});
         if (samples() && ranks.first()) plan.push_back({"KV cache and rows of samples", sample_bytes(device, gpt)});
         if (monitor.bytes()) plan.push_back({"attention monitor", monitor.bytes()});
-        if (this->shared_contexts) plan.push_back({"answers with their contexts", this->shared_contexts->bytes()});
-        if (const auto& reader = this->reader)
+        if (shared_contexts) plan.push_back({"answers with their contexts", shared_contexts->bytes()});
+        if (reader)
             plan.push_back({"metadata of key blocks", omp_get_max_threads() * reader->bytes(gpt.net.config, gpt.T, reader->how())});
         const size_t second = gpt.net.tensors.has(Role::muon) ? stored_size(gpt.second_moments()) : 0;   // GatheredWeights::spread()
         add_overheads(device, plan, sizeof(float) * ((gpt.sharded() ? 2 * gpt.shards.size() : 0) + second), ranks.launched());
@@ -142,7 +137,7 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
         if (!o.evaluate) collectives.emplace(device, ranks);   // first, since NCCL allocates memory
         gpt.allocate(device);
         feed.allocate(device);
-        if (this->shared_contexts) this->shared_contexts->allocate();
+        if (shared_contexts) shared_contexts->allocate();
         monitor.allocate();
     }
 
@@ -157,7 +152,7 @@ struct Run : RunOutput, RunEvaluation<Device, X> {
 
 /// A Run on any device, in any number type.
 template <class R>
-concept AnyRun = std::derived_from<R, RunOutput>;
+concept AnyRun = requires(R& run) { run.gpt.net, run.ranks.first(); };
 
 /// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy, `targets` the
 /// number of tokens in the loss.
