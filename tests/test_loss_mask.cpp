@@ -145,10 +145,10 @@ TEST_CASE("loss mask: the gradient is that of the mean over the targets that cou
 
         // The same sums by hand: with the share of a target for all, less what the policy's own loss has too much.
         shared.loss_and_gradients();
-        const std::vector<double> per_token = shared.all(shared.gpt.gradients);
+        const std::vector<double> per_token = shared.gradients();
         shared.gpt.weigh_targets(CPU{}, 0);
         shared.loss_and_gradients();
-        const std::vector<double> own = shared.all(shared.gpt.gradients), both = weighed.all(weighed.gpt.gradients);
+        const std::vector<double> own = shared.gradients(), both = weighed.gradients();
         double largest = 0, difference = 0;
         for (size_t n = 0; n < both.size(); n++) {
             largest = std::max(largest, std::abs(both[n]));

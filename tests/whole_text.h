@@ -42,8 +42,8 @@ std::vector<std::vector<X>> write_by_passes(Device device, Model<X>& model, std:
     std::vector<std::vector<X>> all(count, std::vector<X>(V));
     for (int n = 0; n < count; n++) {
         const int T = std::min(int(text.size()), room);
-        gpt_forward(device, model.gpt, model.feed.put(device, text.data() + text.size() - T, nullptr, 1, T));
-        to_host(device, all[n].data(), gpt_logits(device, model.gpt, T - 1, 1), V);
+        model.gpt.forward(device, model.feed.put(device, text.data() + text.size() - T, nullptr, 1, T));
+        to_host(device, all[n].data(), model.gpt.logits(device, T - 1, 1), V);
         text.push_back(sample_token(all[n].data(), V, GREEDY, n));
     }
     return all;
