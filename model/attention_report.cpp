@@ -1,7 +1,6 @@
 #include "model/attention_report.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -16,9 +15,11 @@ struct Average {
     double value() const { return count > 0 ? sum / count : NAN; }
 };
 
-static std::array<HeadTable*, 9> all_tables(BranchReport& r) {
-    return {&r.entropy, &r.normalised, &r.mass_95, &r.mass_99, &r.pairs, &r.tiles, &r.gate, &r.gate_off, &r.pair_gate};
-}
+/// The tables of a branch by their keys in log.jsonl.
+static constexpr std::pair<const char*, HeadTable BranchReport::*> TABLES[] = {
+    {"entropy", &BranchReport::entropy}, {"normalised_entropy", &BranchReport::normalised}, {"mass_95", &BranchReport::mass_95},
+    {"mass_99", &BranchReport::mass_99}, {"pairs", &BranchReport::pairs},                   {"tiles", &BranchReport::tiles},
+    {"gate", &BranchReport::gate},       {"gate_off", &BranchReport::gate_off},             {"pair_gate", &BranchReport::pair_gate}};
 
 std::vector<int32_t> rows_to_weigh(int T, int R) {
     std::vector<int32_t> rows(std::min(T, R));
@@ -53,7 +54,7 @@ static void add_mass(BranchReport& report, const LayerStatistics& s, int h) {
 void add_layer(BranchReport& report, const LayerStatistics& s) {
     const int B = s.B, NH = s.NH, T = s.T, tiles = (T + TILE - 1) / TILE;
     report.in_layer.push_back(true);
-    for (HeadTable* table : all_tables(report)) table->emplace_back();
+    for (const auto& [key, table] : TABLES) (report.*table).emplace_back();
     for (int h = 0; h < NH; h++) {
         Average entropy, normalised, pairs, visited, gate, off, pair_gate;
         for (int b = 0; b < B; b++) {
@@ -79,7 +80,7 @@ void add_layer(BranchReport& report, const LayerStatistics& s) {
 
 void add_layer_without(BranchReport& report, int NH) {
     report.in_layer.push_back(false);
-    for (HeadTable* table : all_tables(report)) table->emplace_back(NH, NAN);
+    for (const auto& [key, table] : TABLES) (report.*table).emplace_back(NH, NAN);
 }
 
 double mean_of(const HeadTable& table) {
@@ -157,17 +158,15 @@ std::vector<std::pair<std::string, HeadTable>> tables_of(const AttentionReport& 
     }
     for (int n = 0; n < int(report.size()); n++) {
         const BranchReport& r = report[n];
-        HeadTable heads;
+        const std::string of_branch = r.name.empty() ? "" : "." + r.name;
+        for (const auto& [key, table] : TABLES) {
+            const bool is_summed = table == &BranchReport::pairs || table == &BranchReport::tiles;   // above
+            if (several && r.name.empty() && is_summed) continue;
+            tables.emplace_back(key + of_branch, r.*table);
+        }
+        HeadTable& heads = tables.emplace_back("collapsed" + of_branch, HeadTable()).second;
         for (const CollapseWatch::Head& at : collapsed)
             if (at.branch == n) heads.push_back({double(at.layer), double(at.head)});
-        for (const auto& [key, table] : {std::pair("entropy", &r.entropy), std::pair("normalised_entropy", &r.normalised),
-                                         std::pair("mass_95", &r.mass_95), std::pair("mass_99", &r.mass_99),
-                                         std::pair("pairs", &r.pairs), std::pair("tiles", &r.tiles), std::pair("gate", &r.gate),
-                                         std::pair("gate_off", &r.gate_off), std::pair("pair_gate", &r.pair_gate),
-                                         std::pair("collapsed", static_cast<const HeadTable*>(&heads))}) {
-            if (several && r.name.empty() && (table == &r.pairs || table == &r.tiles)) continue;   // the sums have them
-            tables.emplace_back(r.name.empty() ? key : text("%s.%s", key, r.name.c_str()), *table);
-        }
     }
     return tables;
 }
