@@ -74,29 +74,23 @@ TrainerState load_or_initialise(Device device, GPT<Device, X>& gpt, const Origin
         whole.push();
         for (const HeldSpan& span : storage) convert(device, to + span.held, gpt.gradients + span.begin, span.end - span.begin);
     };
-    auto take_weights = [&] {
-        if (gpt.keeps_master()) take(gpt.master, owned);
-        else whole.push();
-        convert(device, gpt.weights, gpt.gradients, gpt.shards.size());
-        gpt.weights_loaded(device);
-    };
     TrainerState state;
     state.seed = o.seed;
     state.last_val_loss = NAN;
-    if (!origin.folder()) {
-        initialise(list, o.seed, whole.data());
-        start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [](const std::string&) { return true; });
-        take_weights();
-        return state;
-    }
-    const std::string folder = origin.folder()->string();
+    const std::string folder = origin.folder() ? origin.folder()->string() : "";
     if (origin.resume_from && !prints)   // rank 0 has verified its files already; ranks may have their own folders
         for (const std::filesystem::path& name : {moments_file(folder).filename(), std::filesystem::path("trainer_state.json")})
             verify_file(folder, name);
-    const std::vector<std::string> initialised = load_weights(folder, list, o.seed, whole.data());
+    std::vector<std::string> initialised;
+    if (origin.folder()) initialised = load_weights(folder, list, o.seed, whole.data());
+    else initialise(list, o.seed, whole.data());
     const std::set<std::string> fresh(initialised.begin(), initialised.end());
-    start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), [&](const std::string& name) { return fresh.contains(name); });
-    take_weights();
+    const auto is_fresh = [&](const std::string& name) { return !origin.folder() || fresh.contains(name); };
+    start_sigma(gpt.net.sigma, gpt.net.sigma_names, whole.data(), is_fresh);
+    if (gpt.keeps_master()) take(gpt.master, owned);
+    else whole.push();
+    convert(device, gpt.weights, gpt.gradients, gpt.shards.size());
+    gpt.weights_loaded(device);
     if (prints && !initialised.empty())
         std::cout << folder << " lacks " << initialised.size()
                   << " tensors, initialised from the seed: " << initialised.front()
