@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <numbers>
 
 #include "model/base/error.h"
@@ -10,17 +11,11 @@
 
 namespace {
 
-struct NormalPair {
-    double first, second;
-};
-
-/// Box-Muller: two independent uniform variates become two independent normal ones.
-NormalPair normal_pair(uint64_t key, uint64_t pair) {
+/// Box-Muller: two independent uniform variates become two independent normal ones, the real and the imaginary part.
+std::complex<double> normal_pair(uint64_t key, uint64_t pair) {
     using namespace splitmix64;
     const double u = 1 - uniform(element(key, 2 * pair));   // in (0, 1]: its logarithm is finite
-    const double angle = 2 * std::numbers::pi * uniform(element(key, 2 * pair + 1));
-    const double radius = std::sqrt(-2 * std::log(u));
-    return {radius * std::cos(angle), radius * std::sin(angle)};
+    return std::polar(std::sqrt(-2 * std::log(u)), 2 * std::numbers::pi * uniform(element(key, 2 * pair + 1)));
 }
 
 }   // namespace
@@ -203,9 +198,9 @@ void initialise(const Tensor& tensor, uint64_t seed, X* weights) {
     const double deviation = tensor.init.deviation;
     #pragma omp parallel for schedule(static)
     for (size_t pair = 0; pair < (n + 1) / 2; pair++) {
-        const NormalPair z = normal_pair(key, pair);
-        out[2 * pair] = X(deviation * z.first);
-        if (2 * pair + 1 < n) out[2 * pair + 1] = X(deviation * z.second);
+        const std::complex<double> z = normal_pair(key, pair);
+        out[2 * pair] = X(deviation * z.real());
+        if (2 * pair + 1 < n) out[2 * pair + 1] = X(deviation * z.imag());
     }
 }
 
