@@ -182,10 +182,7 @@ inline void require_sizes(GPU, const Config& c) {
 
 /// Measured FLOP/s of square bf16 matrix products on random data. The side grows with the GPU: 3072 for 132 multiprocessors.
 inline double measure_matmul(GPU device) {
-    int number = 0, multiprocessors = 0;
-    check(cudaGetDevice(&number));
-    check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, number));
-    const int side = 256 * int(std::ceil(std::sqrt(double(multiprocessors)))), repeats = 10;
+    const int side = 256 * int(std::ceil(std::sqrt(double(gpu_properties().multiProcessorCount)))), repeats = 10;
     const size_t n = size_t(side) * side;
     Arena<GPU> memory;
     bf16 *a = nullptr, *b = nullptr, *c = nullptr;
