@@ -167,14 +167,6 @@ inline std::string describe(const EvaluationScores& s) {
     return words;
 }
 
-inline std::vector<JsonLines::Field> fields_of(const EvaluationTask& task, const EvaluationScores& s, int64_t step) {
-    return {{"event", "evaluation"}, {"step", step}, {"task", task.name}, {"items", s.items},
-            {"acc_sum", s.sum}, {"acc_sum_stderr", s.sum_error},
-            {"acc_token_mean", s.token_mean}, {"acc_token_mean_stderr", s.token_mean_error},
-            {"acc_character_mean", s.character_mean}, {"acc_character_mean_stderr", s.character_mean_error},
-            {"macro_f1", s.macro_f1}};
-}
-
 /// Exit::not_finite, naming the item and the weights, if a score is not finite.
 inline void require_finite(const EvaluationTask& task, const std::vector<float>& found, const std::string& weights) {
     size_t answer = 0;
@@ -192,15 +184,19 @@ bool evaluate_tasks(AnyRun auto& run, JsonLines* items = nullptr, const std::str
         const std::vector<float> found = log_likelihoods(run, task);
         if (run.ranks.any(stop_requested())) return false;
         if (items) require_finite(task, found, weights);
-        const EvaluationScores scores = score(task, found);
-        run.progress.print(text("%s: %s", task.name.c_str(), describe(scores).c_str()));
-        run.log.write(fields_of(task, scores, run.state.step));
+        const EvaluationScores s = score(task, found);
+        run.progress.print(task.name + ": " + describe(s));
+        run.log.write({{"event", "evaluation"}, {"step", run.state.step}, {"task", task.name}, {"items", s.items},
+                       {"acc_sum", s.sum}, {"acc_sum_stderr", s.sum_error},
+                       {"acc_token_mean", s.token_mean}, {"acc_token_mean_stderr", s.token_mean_error},
+                       {"acc_character_mean", s.character_mean}, {"acc_character_mean_stderr", s.character_mean_error},
+                       {"macro_f1", s.macro_f1}});
         report_read(run, task.name);
         auto of = found.begin();
         for (size_t n = 0; items && n < task.items.size(); n++) {
             const auto end = of + std::ptrdiff_t(task.items[n].answers.size());
             items->write({{"task", task.name}, {"item", int64_t(n)}, {"gold", int64_t(task.items[n].gold)},
-                          {"chosen", int64_t(scores.chosen[n])}, {"log_likelihoods", std::vector<float>(of, end)}});
+                          {"chosen", int64_t(s.chosen[n])}, {"log_likelihoods", std::vector<float>(of, end)}});
             of = end;
         }
     }
@@ -220,15 +216,6 @@ void open_evaluation_log(AnyRun auto& run, const std::string& weights) {
         fail(Exit::usage, "--eval-log ", path, ": exists and is not an evaluation log; choose another path");
     run.log.open_whole(path);
     log_config(run, {{"evaluates", weights}});
-}
-
-void finish_evaluation_log(AnyRun auto& run) {
-    run.log.write({{"event", "done"},
-                   {"step", run.state.step},
-                   {"val_loss", run.validation.loss},
-                   {"peak_bytes", int64_t(peak_memory(run.device))},
-                   {"seconds", run.since_start.seconds()}});
-    run.log.finish();
 }
 
 /// Validation loss, as a whole and by position. False if a signal came; Exit::not_finite, naming the weights, for a loss that is not
@@ -270,6 +257,8 @@ Exit evaluate(AnyRun auto& run, const Origin& origin) {
         return Exit::signal;
     }
     items.finish();
-    finish_evaluation_log(run);
+    run.log.write({{"event", "done"}, {"step", run.state.step}, {"val_loss", run.validation.loss},
+                   {"peak_bytes", int64_t(peak_memory(run.device))}, {"seconds", run.since_start.seconds()}});
+    run.log.finish();
     return Exit::done;
 }
