@@ -103,7 +103,7 @@ NOT_ENGINE := data/tokenize.cpp model/generate/without_gpu.cpp model/base/commit
 ENGINE_SOURCES := $(filter-out $(NOT_ENGINE),$(wildcard attention/*.cpp attention/inference/*.cpp data/*.cpp data/documents/*.cpp \
                     data/tokenizers/*.cpp model/*.cpp model/*/*.cpp)) $(BLAS_SOURCE) $(WITHOUT:%=data/without/%.cpp)
 FOLDERS := $(patsubst %/,%,$(sort $(dir $(ENGINE_SOURCES))))
-DEVICE_UNITS := model/gpt model/gpt_memory attention/causal   # causal: every program has it, for hybrids
+DEVICE_UNITS := model/gpt attention/causal   # causal: every program has it, for hybrids
 ENGINE := build/engine.a
 EMULATED_ENGINE := build/emulated/engine.a $(ENGINE)
 build/engine.a: $(FOLDERS:%=build/%.o) $(DEVICE_UNITS:%=build/%.o) build/model/base/commit.o build/carried_texts.o build/units

@@ -1,6 +1,7 @@
 // The transformer's passes, as calls of operations that are overloaded on the device. gpt.h documents the functions.
 #include "model/gpt.h"
 
+#include "model/gpt_memory.cuh"
 #include "model/operations/cross_entropy.cuh"
 #include "model/operations/embedding.cuh"
 #include "model/operations/linear.cuh"

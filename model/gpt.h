@@ -5,7 +5,7 @@
 //   update     AdamW, and Muon for the layers' matrices if it is chosen
 // The passes never block on the device: the step's results stay in `totals`, in device memory.
 // Weights and activations have type X. Sums, statistics, weight gradients and moments have type W = Wide<X>. gpt.cu has the passes
-// and gpt_memory.cu the memory layout, each compiled once per device for all its types.
+// and gpt_memory.cuh the memory layout, compiled once per device for all types.
 #pragma once
 #include <algorithm>
 #include <functional>

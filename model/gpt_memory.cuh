@@ -1,5 +1,6 @@
 // Where a model's tensors lie in memory. lay_out() runs twice: over no memory, to learn the sizes, then over the allocated block,
-// so the plan cannot disagree with the allocation.
+// so the plan cannot disagree with the allocation. gpt.cu includes this file.
+#pragma once
 #include "attention/kernel/layer.h"
 #include "model/gpt.h"
 
@@ -189,13 +190,3 @@ void GPT<Device, X>::lay_out_scratch() {
         s.dscore_inputs.push_back(take_score_inputs<X>(scratch_memory, facts.features, facts.gated, B, T, c.NH, B));
     }
 }
-
-#ifdef WITH_GPU
-#ifdef GPU_FLOAT32
-template struct GPT<GPU, float>;
-#endif
-template struct GPT<GPU, bf16>;
-#else
-template struct GPT<CPU, float>;
-template struct GPT<CPU, double>;
-#endif
