@@ -16,15 +16,8 @@ std::vector<Prompt> prompts_of(const std::string& lines, const Tokenizer* tokeni
     return read_prompts((folder / "prompts.jsonl").string(), tokenizer, 512, positions);
 }
 
-/// "" if `call` fails with Exit::data and a sentence that has `part`, or what it does instead.
-template <class Call>
-std::string unless_failed(const std::string& part, Call call) {
-    const Error error = error_of(call);
-    return error.code == Exit::data && says(error, {part}) ? "" : error.what();
-}
-
-std::string refusal(const std::string& lines, const std::string& part, const Tokenizer* tokenizer = bytes.get()) {
-    return unless_failed(part, [&] { prompts_of(lines, tokenizer); });
+void refused(const std::string& lines, const std::string& part, const Tokenizer* tokenizer = bytes.get()) {
+    CHECK(says(error_of([&] { prompts_of(lines, tokenizer); }), Exit::data, {part}));
 }
 
 /// A text of `written` behind the prompt of that number.
@@ -54,22 +47,22 @@ TEST_CASE("prompts: text, ids, seeds, blank lines, and the end of text where the
 }
 
 TEST_CASE("prompts: what is wrong with a line is told with its number", "[generate]") {
-    CHECK(refusal("", "prompts.jsonl: has no prompts") == "");
-    CHECK(refusal("{\"prompt\": \"a\"}\n{\"prompt\": \"a\"\n", ":2: is not JSON") == "");
-    CHECK(refusal("[1]\n", ":1: is not a JSON object") == "");
-    CHECK(refusal("{\"text\": \"a\"}\n", ":1: expected either \"prompt\" or \"prompt_ids\"") == "");
-    CHECK(refusal("{\"prompt\": \"a\", \"prompt_ids\": [1]}\n", "either") == "");
-    CHECK(refusal("{\"prompt\": 5}\n", ":1: \"prompt\" is 5") == "");
-    CHECK(refusal("{\"prompt_ids\": 5}\n", "not a list") == "");
-    CHECK(refusal("{\"prompt_ids\": [1, 2.5]}\n", "2.5") == "");
-    CHECK(refusal("{\"prompt_ids\": [1, 512]}\n", "512 is not in the model's vocabulary 0..511") == "");
-    CHECK(refusal("{\"prompt_ids\": [4294967297]}\n", ":1: 4294967297 is not in") == "");
-    CHECK(refusal("{\"prompt\": \"a\", \"x\": " + std::string(200000, '[') + std::string(200000, ']') + "}\n", "levels deep") == "");
-    CHECK(refusal("{\"prompt\": \"" + std::string(longest_json_line, 'a') + "\"}\n", "the line is longer than") == "");
-    CHECK(refusal("{\"prompt\": \"123456789\"}\n", "has 9 tokens, but the model reads 8") == "");
-    CHECK(refusal("{\"prompt\": \"a\", \"seed\": -1}\n", "\"seed\" is -1") == "");
-    CHECK(refusal("{\"prompt\": \"a\"}\n", "has no tokenizer.json", nullptr) == "");
-    CHECK(refusal("{\"prompt_ids\": []}\n", "is empty; give at least one id", nullptr) == "");
+    refused("", "prompts.jsonl: has no prompts");
+    refused("{\"prompt\": \"a\"}\n{\"prompt\": \"a\"\n", ":2: is not JSON");
+    refused("[1]\n", ":1: is not a JSON object");
+    refused("{\"text\": \"a\"}\n", ":1: expected either \"prompt\" or \"prompt_ids\"");
+    refused("{\"prompt\": \"a\", \"prompt_ids\": [1]}\n", "either");
+    refused("{\"prompt\": 5}\n", ":1: \"prompt\" is 5");
+    refused("{\"prompt_ids\": 5}\n", "not a list");
+    refused("{\"prompt_ids\": [1, 2.5]}\n", "2.5");
+    refused("{\"prompt_ids\": [1, 512]}\n", "512 is not in the model's vocabulary 0..511");
+    refused("{\"prompt_ids\": [4294967297]}\n", ":1: 4294967297 is not in");
+    refused("{\"prompt\": \"a\", \"x\": " + std::string(200000, '[') + std::string(200000, ']') + "}\n", "levels deep");
+    refused("{\"prompt\": \"" + std::string(longest_json_line, 'a') + "\"}\n", "the line is longer than");
+    refused("{\"prompt\": \"123456789\"}\n", "has 9 tokens, but the model reads 8");
+    refused("{\"prompt\": \"a\", \"seed\": -1}\n", "\"seed\" is -1");
+    refused("{\"prompt\": \"a\"}\n", "has no tokenizer.json", nullptr);
+    refused("{\"prompt_ids\": []}\n", "is empty; give at least one id", nullptr);
 }
 
 TEST_CASE("prompts: texts are written in the order of the prompts, with all that their lines had", "[generate]") {
@@ -106,7 +99,7 @@ TEST_CASE("prompts: without a tokenizer their texts are ids; a file that cannot 
     TextLines lines((folder / "ids").string(), prompts, nullptr, 5);
     lines.end(text_of(prompts, 0, {6, 7}), TextEnd::length);
     CHECK(parse_json(lines_of((folder / "ids").string()).at(0))["ids"] == std::vector<int>{6, 7});
-    CHECK(unless_failed("/nowhere/texts", [&] { TextLines("/nowhere/texts", prompts, nullptr, 5); }) == "");
+    CHECK(says(error_of([&] { TextLines("/nowhere/texts", prompts, nullptr, 5); }), Exit::data, {"/nowhere/texts"}));
     TextLines full("/dev/full", prompts, nullptr, 5);
-    CHECK(unless_failed("/dev/full", [&] { full.end(text_of(prompts, 0, {6}), TextEnd::length); }) == "");
+    CHECK(says(error_of([&] { full.end(text_of(prompts, 0, {6}), TextEnd::length); }), Exit::data, {"/dev/full"}));
 }
