@@ -18,13 +18,9 @@ std::string completed(const std::vector<LayerAttention>& layers) {
 }
 std::string pattern(const std::string& given, int L) { return completed(layers_of_pattern(given, L, BOTH)); }
 
-void says(const std::string& message, const std::string& word) {
-    INFO(message);
-    CHECK(message.find(word) != std::string::npos);
-}
 void refuses(const std::string& given, const std::string& word) {
     INFO(given);
-    says(refusal(Exit::usage, [&] { pattern(given, 4); }), word);
+    CHECK(says(error_of([&] { pattern(given, 4); }), Exit::usage, {word}));
 }
 
 }   // namespace
@@ -49,17 +45,17 @@ TEST_CASE("layers: what the layers of a mechanism share is a setting of the mode
     complete_layers(config, BOTH);
     CHECK((config.layers.empty() && config.setting("attention_window") == 7));
     config.layers.assign(3, {"own"}), config.layers[1].settings["own_scale"] = 3;
-    says(refusal(Exit::usage, [&] { complete_layers(config, BOTH); }), "layer 1: --scale");
+    CHECK(says(error_of([&] { complete_layers(config, BOTH); }), Exit::usage, {"layer 1: --scale"}));
     config.layers[1] = {"mamba"};
-    says(refusal(Exit::checkpoint, [&] { complete_layers(config, BOTH); }), "unknown attention variant 'mamba'; this program has: own, "
-         "causal");
+    CHECK(says(error_of([&] { complete_layers(config, BOTH); }), Exit::checkpoint,
+               {"layer 1: unknown attention variant 'mamba'; this program has: own, causal"}));
 }
 
 TEST_CASE("layers: dense ones beside the mechanism's", "[layers]") {
     CHECK(completed(layers_beside_dense("0,3", 4, BOTH)) == "causal,own:2,causal");
     for (const char* list : {"4", "-1", "x", "", "0,", "1,1", "0,1,2,3", "1.5"}) {
         INFO(list);
-        says(refusal(Exit::usage, [&] { layers_beside_dense(list, 4, BOTH); }), "--dense-layers " + std::string(list));
+        CHECK(says(error_of([&] { layers_beside_dense(list, 4, BOTH); }), Exit::usage, {"--dense-layers " + std::string(list)}));
     }
 }
 
