@@ -43,19 +43,6 @@ InferenceCount forward_read_by(const InferenceReader<X>& reader, GPT<CPU, X>& gp
     return read;
 }
 
-/// Precondition: GPT::forward(). The cross-entropy, in nats, of targets (n) after the rows (n) of its batch. The head is applied to
-/// these rows only.
-template <class Device, class X>
-std::vector<Wide<X>> token_losses(Device device, GPT<Device, X>& gpt, BatchFeed<Device>& feed, const std::vector<int32_t>& rows,
-                                  const std::vector<int32_t>& targets) {
-    const int n = int(rows.size());
-    gpt.gather_rows(device, feed.put(device, rows.data(), nullptr, 1, n).tokens, n);
-    gpt.gathered_losses(device, feed.put(device, targets.data(), nullptr, 1, n).tokens, n);
-    std::vector<Wide<X>> losses(n);
-    to_host(device, losses.data(), gpt.scratch.losses, n);
-    return losses;
-}
-
 inline bool shares_context(const EvaluationItem& item) {
     const Answer& first = item.answers.front();
     return std::all_of(item.answers.begin(), item.answers.end(), [&](const Answer& one) {
@@ -101,7 +88,7 @@ public:
         to_device(device_, predicting_, host_predicting_.data(), host_predicting_.size());
         const AttentionOverride rows{origin_, [this](int l) { return attend_texts(l), write_back(l); }};
         gpt_.forward(device_, feed_.put(device_, tokens_.data(), nullptr, 1, int(tokens_.size())), &rows);
-        const std::vector<Wide<X>> losses = token_losses(device_, gpt_, feed_, predictions.rows, predictions.targets);
+        const std::vector<Wide<X>> losses = losses_of(predictions);
         std::vector<double> sums;
         auto loss = losses.begin();
         for (const EvaluationItem& item : items)
@@ -117,6 +104,16 @@ private:
     struct Predictions {
         std::vector<int32_t> rows, targets;
     };
+
+    /// Precondition: GPT::forward(). The cross-entropy, in nats, of each target. The head is applied to the predicting rows only.
+    std::vector<Wide<X>> losses_of(const Predictions& predictions) {
+        const int n = int(predictions.rows.size());
+        gpt_.gather_rows(device_, feed_.put(device_, predictions.rows.data(), nullptr, 1, n).tokens, n);
+        gpt_.gathered_losses(device_, feed_.put(device_, predictions.targets.data(), nullptr, 1, n).tokens, n);
+        std::vector<Wide<X>> losses(n);
+        to_host(device_, losses.data(), gpt_.scratch.losses, n);
+        return losses;
+    }
 
     void lay_out() {
         const Config& c = gpt_.net.config;
