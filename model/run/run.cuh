@@ -152,7 +152,7 @@ struct Run {
 
 /// A Run on any device, in any number type.
 template <class R>
-concept AnyRun = requires(R& run) { run.gpt.net, run.ranks.first(); };
+concept AnyRun = requires(R& run) { run.gpt; run.ranks; };
 
 /// Precondition: run.state is that of the step. Prints and logs it. `auxiliary` is the mean auxiliary loss of the policy, `targets` the
 /// number of tokens in the loss.
