@@ -33,18 +33,6 @@ Qwen::Qwen(const Variants& variants, const Config& c, Stored matrices, Optimizer
     for (size_t k = 0; k < sigma.size(); k++) sigma[k].moves = tensors.find(sigma_names[k] + ".sigma_u")->role == Role::state;
 }
 
-std::vector<LayerKind> Qwen::kinds() const {
-    std::vector<LayerKind> all;
-    for (int l = 0; l < config.L; l++) {
-        const std::string name =
-            config.layers.empty() ? variant.name : pattern_of(config.layers[size_t(l)], *layers[size_t(l)].variant);
-        auto kind = std::find_if(all.begin(), all.end(), [&](const LayerKind& k) { return k.name == name; });
-        if (kind == all.end()) kind = all.insert(kind, {name, {}});
-        kind->layers.push_back(l);
-    }
-    return all;
-}
-
 Layer Qwen::layer(const Variants& variants, int l) {
     const std::string prefix = "model.layers." + std::to_string(l) + ".", attn = prefix + "self_attn.", mlp = prefix + "mlp.";
     const auto matrix = normal(config.init_std);

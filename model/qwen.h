@@ -24,12 +24,6 @@ struct Layer {
     std::unique_ptr<AttentionLayer> attention;
 };
 
-/// The layers of a model with equal attention, "sinks:window=64" (pattern_of()).
-struct LayerKind {
-    std::string name;
-    std::vector<int> layers;
-};
-
 /// A model of `variant`; in a hybrid, some layers have another variant (Config::layers).
 struct Qwen {
     const Variant& variant;
@@ -51,9 +45,6 @@ struct Qwen {
 
     /// Offset of layer l's tensors in a flat buffer; for l = L, the end of the last layer's.
     size_t layer_begin(int l) const { return l < config.L ? layers[l].input_norm.offset : final_norm.offset; }
-
-    /// The kinds in the order of their first layers; a single one unless the model is a hybrid.
-    std::vector<LayerKind> kinds() const;
 
     /// Whether a fact holds for any layer, or for all: any(&LayerFacts::reads_x).
     bool any(bool LayerFacts::* fact) const {

@@ -1,8 +1,10 @@
 // Tables that describe a model, printed before training and by --dry-run.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <string>
 
+#include "attention/layers.h"
 #include "model/base/text.h"
 #include "model/gpt.h"
 
@@ -113,21 +115,29 @@ inline std::string listed(const std::vector<int>& layers) {
     return all;
 }
 
+/// Precondition: a hybrid. A row for the layers of each pattern, "sinks:window=64", in the order of their first layers.
 template <class Device, class X>
 std::vector<std::pair<std::string, std::string>> kind_rows(const GPT<Device, X>& gpt) {
     const Config& c = gpt.net.config;
+    std::vector<std::pair<std::string, std::vector<int>>> kinds;
+    for (int l = 0; l < c.L; l++) {
+        const std::string pattern = pattern_of(c.layers[size_t(l)], *gpt.net.layers[size_t(l)].variant);
+        auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return k.first == pattern; });
+        if (kind == kinds.end()) kind = kinds.insert(kind, {pattern, {}});
+        kind->second.push_back(l);
+    }
     const PairCount dense = count_pairs(Policy(c, 0), c.NH, gpt.T);
     std::vector<std::pair<std::string, std::string>> rows;
-    for (const LayerKind& kind : gpt.net.kinds()) {
-        const Layer& layer = gpt.net.layers[size_t(kind.layers.front())];
+    for (const auto& [pattern, layers] : kinds) {
+        const Layer& layer = gpt.net.layers[size_t(layers.front())];
         const PairCount count = layer.attention->expected_pairs(c.NH, gpt.T);
-        const std::string kept = human_bytes(double(gpt.attention_bytes[size_t(kind.layers.front())]));
+        const std::string kept = human_bytes(double(gpt.attention_bytes[size_t(layers.front())]));
         rows.push_back(
-            {kind.name,
+            {pattern,
              text("%s%.1f%% of causal pairs, %.1f%% of tiles, %.0f cached keys, %s kept, %zu own parameters: layers %s",
                   layer.attention->facts.expects_at_most ? "at most " : "", 100 * count.pairs / dense.pairs,
                   100 * count.tiles / dense.tiles, layer.attention->cached_keys(gpt.T), kept.c_str(), layer.own.size,
-                  listed(kind.layers).c_str())});
+                  listed(layers).c_str())});
     }
     return rows;
 }
