@@ -530,6 +530,6 @@ void attend(const On& device, const KVCache<Device, X, Slots>& cache, const Deco
 /// The kernel call of a decode step: appends the rows' keys to the caches, and each row attends to its whole sequence.
 template <class Device, class X, class Slots, class P>
 void attention_forward(const DecodeStep<Device, X, Slots>& step, const P& policy, const AttentionForward<X>& a) {
-    append(step, step.keys, a, step.rows);
+    append(step, step.keys, a, {step.rows});
     attend(step, step.keys, step.rows, a, policy);
 }

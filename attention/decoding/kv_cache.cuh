@@ -217,6 +217,7 @@ struct AppendColumns {
     }
 };
 
+/// One token of each of a.B sequences ({rows}), or tokens of a prompt.
 template <class On, class Device, class X, class Slots>
 void append(const On& device, const KVCache<Device, X, Slots>& cache, const AttentionForward<X>& a, const NewKeys& to) {
     const size_t features = size_t(a.B) * cache.NH * cache.features;
@@ -229,10 +230,4 @@ void append(const On& device, const KVCache<Device, X, Slots>& cache, const Atte
 template <class On, class Device, class X, class Slots>
 void append_prompt(const On& device, const KVCache<Device, X, Slots>& cache, const AttentionForward<X>& a, int sequence) {
     append(device, cache, a, NewKeys{{}, sequence, 0, a.S});
-}
-
-/// Decode: one token of each of a.B sequences.
-template <class On, class Device, class X, class Slots>
-void append(const On& device, const KVCache<Device, X, Slots>& cache, const AttentionForward<X>& a, const DecodeRows& rows) {
-    append(device, cache, a, NewKeys{rows});
 }

@@ -11,7 +11,7 @@ struct Decoding<longnet, Device, X> : KeysAndValues {
     template <class Step>
     void decode(const Step& step, const longnet& l, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state) const {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        append(step, step.keys, a, step.rows);
+        append(step, step.keys, a, {step.rows});
         DecodeSoftmax softmax(step, step.keys, step.rows, a, l.branches);
         for (int n = 0; n < l.branches; n++) softmax.add(l.in_text(n), a.q);
         softmax.finish();

@@ -168,7 +168,7 @@ struct Decoding<nsa, Device, X> {
         compress(step, step.rows, n, in, kept, weights);
         attend(step, choice.compressed, {step.rows.sequence, last_block}, cmp, NsaBranch{n, 1, 0, INT_MAX});   // all complete blocks
         if (choice.slots > 0) choose_for_rows(Device(step), choice, cmp, step.rows);
-        if (selected) append(step, *selected, slc, step.rows);
+        if (selected) append(step, *selected, slc, {step.rows});
         attend(step, selected ? *selected : step.keys, step.rows, slc,
                VisitedBlocks({n, TILE, 1, 2}, choice.chosen, in.NH, in.NKV, choice.slots));
         gated_sum(Device(step), state.out, kept.branches, size_t(in.B) * in.NH, in.HS);
@@ -184,7 +184,7 @@ private:
     /// Adds the rows' tokens, and the blocks that they complete. `kept` is a forward pass's memory for the rows.
     void compress(Device device, const DecodeRows& rows, const nsa& n, const LayerInputs<X>& in, const NsaKept<X>& kept,
                   const X* weights) const {
-        append(device, latest, to_compress(n, in, kept), rows);
+        append(device, latest, to_compress(n, in, kept), {rows});
         CompressShape now = shape;
         now.B = in.B;
         const int width = in.NKV * in.HS, l = n.grid.l;

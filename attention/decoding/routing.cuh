@@ -94,7 +94,7 @@ struct Decoding<routing, CPU, X> {
     void decode(const DecodeStep<CPU, X>& step, const routing& r, const LayerInputs<X>& in, const X* weights, LayerState<X>& state) const {
         const int sequence = step.rows.sequence[0], position = step.rows.position[0];
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        append(step, step.keys, a, step.rows);
+        append(step, step.keys, a, {step.rows});
         add(step, r, in, weights, {step.rows});
         std::vector<X> q(in.q, in.q + in.NH * in.HS);
         for (int h = r.local; h < in.NH; h++)

@@ -17,7 +17,7 @@ struct Decoding<sinks_cache, Device, X> : KeysAndValues {
         const size_t q_row = size_t(in.NH) * in.HS;
         rotate_heads(step, Heads<X>{q, q_row}, Heads<const X>{in.q_pre, in.qk_row}, {in.cosine, in.sine}, in.B, 1, in.NH, in.HS, 1,
                      {.last = s.last_position(), .of_token = step.rows.position});
-        append(step, step.keys, a, step.rows);
+        append(step, step.keys, a, {step.rows});
         DecodeSoftmax softmax(step, step.keys, step.rows, a, 2);
         softmax.add(WindowBranch(s.left), a.q);
         softmax.add(SinkBranch(s.leading, s.left), {q, q_row});

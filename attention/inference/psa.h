@@ -271,7 +271,7 @@ struct Decoding<PsaLayer, Device, X> {
     template <class Step>
     void decode(const Step& step, const PsaLayer& layer, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state) const {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
-        append(step, step.keys, a, step.rows);
+        append(step, step.keys, a, {step.rows});
         each_element(step, a.B, a.NKV * a.HS, AddDecodedKey<X>{blocks, a.k, step.rows});
         psa_attention(Device(step), layer, step.keys, blocks, step.rows, a);
     }
