@@ -52,7 +52,7 @@ struct infllm_v2 : AttentionByChoice<infllm_v2> {
         return c;
     }
     CompressShape compressed(const LayerShape& s, const Documents& documents = {}) const {
-        return {s.B, s.T, s.NKV, s.HS, s.HS, grid, documents};
+        return {s.B, s.T, s.NKV, s.HS, grid, documents};
     }
     /// Compressed keys of packed documents are at the positions of their first tokens.
     CompressedMask mask(const Documents& documents = {}) const { return {*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}; }

@@ -170,7 +170,7 @@ struct nsa : Policy {
     Heads<const X> values(const LayerInputs<X>& in, const NsaKept<X>& kept) const {
         return shared ? Heads<const X>{in.v, in.v_row} : projected<const X>(kept.projected, 1);
     }
-    CompressShape blocks(const LayerShape& s, const Documents& documents = {}) const { return {s.B, s.T, NKV, HS, HS, grid, documents}; }
+    CompressShape blocks(const LayerShape& s, const Documents& documents = {}) const { return {s.B, s.T, NKV, HS, grid, documents}; }
 
     template <class X>
     NsaKept<X> kept_in(const LayerState<X>& state, const LayerShape& s) const {

@@ -142,7 +142,7 @@ struct Decoding<nsa, Device, X> {
 
     Decoding(const nsa& n, BumpAllocator& memory, const CacheRoom& s)
         : latest(memory, {static_cast<const LayerShape&>(s)}, 0, KeptKeys{0, n.grid.l}), choice(n, memory, s),
-          shape{s.B, n.grid.l, s.NKV, s.HS, s.HS, n.grid}, work(memory, shape) {
+          shape{s.B, n.grid.l, s.NKV, s.HS, n.grid}, work(memory, shape) {
         if (!n.shared) selected.emplace(memory, s, 0, KeptKeys{});
         ordered = memory.take<X>(size_t(s.B) * n.grid.l * s.NKV * s.HS), logits = memory.take<X>(size_t(s.B) * BRANCHES * s.NH);
         last_block = memory.take<int32_t>(s.B);

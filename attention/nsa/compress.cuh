@@ -1,6 +1,6 @@
 // Compression of keys or values: blocks of l tokens, one every d tokens, each turned into one key by a small network phi.
 //     phi(block) = W2 GELU(W1 flatten(block + pe) + b1)
-// A block (l, HS) is consecutive tokens of one key/value head; pe (l, HS) encodes their positions; W1 is (dh, l HS), W2 (HS, dh).
+// A block (l, HS) is consecutive tokens of one key/value head; pe (l, HS) encodes their positions; W1 is (HS, l HS), W2 (HS, HS).
 // Blocks are copied, so that both products are of plain matrices. If d < l a token is in several blocks, and its gradient is the sum
 // over them in order.
 // Blocks of packed documents are numbered by document_blocks.h; numbers without a block have a key that no query sees.
@@ -39,9 +39,9 @@ struct Compressor {
     Slot pe, w1, b1, w2;
 };
 
-/// Compresses `inp` (B, T, NKV, HS) to (B, R, NKV, HS), R = grid.rows(T), through `hidden` units.
+/// Compresses `inp` (B, T, NKV, HS) to (B, R, NKV, HS), R = grid.rows(T), through HS hidden units.
 struct CompressShape {
-    int B, T, NKV, HS, hidden;
+    int B, T, NKV, HS;
     BlockGrid grid;
     Documents documents = {};
     constexpr DocumentBlocks blocks() const { return {grid.l, grid.d, T, documents}; }
@@ -69,10 +69,10 @@ void place_compressed(Device device, int* positions, const CompressShape& s, int
 template <class X>
 struct CompressWork {
     X *blocks, *dblocks;        // (keys, l HS) the flattened blocks, pe added
-    X *activated, *dhidden;     // (keys, hidden)
+    X *activated, *dhidden;     // (keys, HS)
     CompressWork(BumpAllocator& allocator, const CompressShape& s) {
         blocks = allocator.take<X>(s.keys() * s.width()), dblocks = allocator.take<X>(s.keys() * s.width());
-        activated = allocator.take<X>(s.keys() * s.hidden), dhidden = allocator.take<X>(s.keys() * s.hidden);
+        activated = allocator.take<X>(s.keys() * s.HS), dhidden = allocator.take<X>(s.keys() * s.HS);
     }
 };
 
@@ -163,15 +163,15 @@ void add_column_sums(GPU device, Wide<X>* out, const X* matrix, size_t rows, int
 }
 #endif
 
-/// out (B, R, NKV, HS) = phi of the blocks of inp; `hidden` (B, R, NKV, hidden) is kept for the backward pass.
+/// out (B, R, NKV, HS) = phi of the blocks of inp; `hidden` (B, R, NKV, HS) is kept for the backward pass.
 template <class Device, class X>
 void compress_forward(Device device, X* out, X* hidden, Heads<const X> inp, const X* weights, const Compressor& phi,
                       const CompressShape& s, const CompressWork<X>& work) {
     const int keys = int(s.keys());
     each_element(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
-    projection_forward(device, hidden, work.blocks, weights + phi.w1.offset, weights + phi.b1.offset, keys, s.width(), s.hidden);
-    each_element(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
-    projection_forward(device, out, work.activated, weights + phi.w2.offset, nullptr, keys, s.hidden, s.HS);
+    projection_forward(device, hidden, work.blocks, weights + phi.w1.offset, weights + phi.b1.offset, keys, s.width(), s.HS);
+    each_element(device, keys, s.HS, ActivateHidden<X>{work.activated, hidden, s.HS});
+    projection_forward(device, out, work.activated, weights + phi.w2.offset, nullptr, keys, s.HS, s.HS);
 }
 
 /// dinp (B, T, NKV, HS) = or += from dout (B, R, NKV, HS); the gradients of phi's tensors are added to dweights.
@@ -179,16 +179,15 @@ template <class Device, class Y, class X>
 void compress_backward(Device device, Heads<Y> dinp, Wide<X>* dweights, const X* dout, const X* hidden, Heads<const X> inp,
                        const X* weights, const Compressor& phi, const CompressShape& s, const CompressWork<X>& work, Write write) {
     const int keys = int(s.keys());
-    each_element(device, keys, s.hidden, ActivateHidden<X>{work.activated, hidden, s.hidden});
-    projection_backward_weight(device, dweights + phi.w2.offset, nullptr, dout, work.activated, keys, s.hidden, s.HS);
-    projection_backward_input(device, work.dhidden, dout, weights + phi.w2.offset, keys, s.hidden, s.HS, Write::overwrite);
-    each_element(device, keys, s.hidden, ActivateHiddenBackward<X>{work.dhidden, hidden, s.hidden});
+    each_element(device, keys, s.HS, ActivateHidden<X>{work.activated, hidden, s.HS});
+    projection_backward_weight(device, dweights + phi.w2.offset, nullptr, dout, work.activated, keys, s.HS, s.HS);
+    projection_backward_input(device, work.dhidden, dout, weights + phi.w2.offset, keys, s.HS, s.HS, Write::overwrite);
+    each_element(device, keys, s.HS, ActivateHiddenBackward<X>{work.dhidden, hidden, s.HS});
 
     each_element(device, s.keys() * s.grid.l, s.HS, CopyBlocks<X>{work.blocks, inp, weights + phi.pe.offset, s});
-    projection_backward_weight(device, dweights + phi.w1.offset, dweights + phi.b1.offset, work.dhidden, work.blocks, keys,
-                               s.width(), s.hidden);
-    projection_backward_input(device, work.dblocks, work.dhidden, weights + phi.w1.offset, keys, s.width(), s.hidden,
-                              Write::overwrite);
+    projection_backward_weight(device, dweights + phi.w1.offset, dweights + phi.b1.offset, work.dhidden, work.blocks, keys, s.width(),
+                               s.HS);
+    projection_backward_input(device, work.dblocks, work.dhidden, weights + phi.w1.offset, keys, s.width(), s.HS, Write::overwrite);
     add_column_sums(device, dweights + phi.pe.offset, work.dblocks, s.keys(), s.width());
     each_element(device, size_t(s.B) * s.T * s.NKV, s.HS, SumBlocks<Y, X>{dinp, work.dblocks, s, write == Write::add});
 }
