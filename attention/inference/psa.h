@@ -55,25 +55,17 @@ struct PsaBlocks {
     }
 };
 
-/// Adds block c of the first T tokens of a sequence.
+/// Adds keys. Rows are the blocks of a prompt of to.count tokens, or rows with a token each.
 template <class X>
-struct AddPromptBlock {
-    PsaBlocks<Wide<X>> to;
+struct AddToPsaBlocks {
+    PsaBlocks<Wide<X>> blocks;
     Heads<const X> k;
-    int sequence, T;
-    constexpr void operator()(unsigned c, int n) const {
-        const int begin = int(c) * to.block;
-        for (int t = begin; t < begin + to.keys(int(c), T); t++) to.add(sequence, t, n, widened(k.data[t * k.row + n]));
+    NewKeys to;
+    constexpr void operator()(unsigned row, int n) const {
+        const int b = to.rows.sequence ? int(row) : 0, begin = to.rows.sequence ? 0 : int(row) * blocks.block;
+        for (int t = begin; t < std::min(to.count, begin + blocks.block); t++)
+            blocks.add(to.sequence_of(b), to.position(b, t), n, widened(k.data[(b + t) * k.row + n]));
     }
-};
-
-/// Adds row b's token.
-template <class X>
-struct AddDecodedKey {
-    PsaBlocks<Wide<X>> to;
-    Heads<const X> k;
-    DecodeRows rows;
-    constexpr void operator()(unsigned b, int n) const { to.add(rows.sequence[b], rows.position[b], n, widened(k.data[b * k.row + n])); }
 };
 
 /// Counts of what decoding has read, over all tokens, layers and heads.
@@ -266,13 +258,13 @@ struct Decoding<PsaLayer, Device, X> {
     Decoding(const PsaLayer& layer, BumpAllocator& memory, const CacheRoom& room) : blocks(memory, layer.how, room) {}
 
     void prefill(Device device, int sequence, const PsaLayer&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) const {
-        each_element(device, blocks.count(in.T), in.NKV * in.HS, AddPromptBlock<X>{blocks, {in.k, in.qk_row}, sequence, in.T});
+        each_element(device, blocks.count(in.T), in.NKV * in.HS, AddToPsaBlocks<X>{blocks, {in.k, in.qk_row}, {{}, sequence, 0, in.T}});
     }
     template <class Step>
     void decode(const Step& step, const PsaLayer& layer, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state) const {
         const AttentionForward<X> a = kernel_arguments(in, state, Statistics<X>{});
         append(step, step.keys, a, {step.rows});
-        each_element(step, a.B, a.NKV * a.HS, AddDecodedKey<X>{blocks, a.k, step.rows});
+        each_element(step, a.B, a.NKV * a.HS, AddToPsaBlocks<X>{blocks, a.k, {step.rows}});
         psa_attention(Device(step), layer, step.keys, blocks, step.rows, a);
     }
 };
