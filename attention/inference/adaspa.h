@@ -112,28 +112,22 @@ inline std::vector<double> adaspa_sparsities(const std::vector<double>& recall, 
     return own;
 }
 
-/// The kernel's list, from the choice of every head: tiles_of(T) entries for each query tile.
-struct AdaSpaTiles {
-    std::vector<int> count, tiles;
-    int stride = 0;
+/// The blocks that all heads read, as the kernel's list: tiles_of(T) entries for each query tile.
+struct AdaSpaChoice {
+    std::vector<int> tile_count, tiles;
+    AdaSpaCount count;
 
+    /// Adds the choice of the next head of a prompt of T tokens.
     void append(const KeptBlocks& rows, int T, int block) {
-        const int per_block = block / TILE;
-        stride = tiles_of(T);
+        const int per_block = block / TILE, stride = tiles_of(T);
         for (int t = 0; t < stride; t++) {
             const size_t begin = tiles.size();
             for (int c : rows[t / per_block])
                 for (int tile = c * per_block; tile < std::min((c + 1) * per_block, stride); tile++) tiles.push_back(tile);
-            count.push_back(int(tiles.size() - begin));
+            tile_count.push_back(int(tiles.size() - begin));
             tiles.resize(begin + stride, -1);
         }
     }
-};
-
-/// The blocks that all heads read.
-struct AdaSpaChoice {
-    AdaSpaTiles tiles;
-    AdaSpaCount count;
 };
 
 /// Chooses from the masses (NH, N, N) of the heads of a prompt of T tokens.
@@ -147,7 +141,7 @@ inline AdaSpaChoice adaspa_choose(const std::vector<double>& masses, int NH, int
     AdaSpaChoice chosen;
     for (int h = 0; h < NH; h++) {
         const KeptBlocks rows = adaspa_select(mass(h), blocks, sparsities[h]);
-        chosen.tiles.append(rows, T, how.block);
+        chosen.append(rows, T, how.block);
         for (const std::vector<int>& row : rows) chosen.count.kept += double(row.size());
         chosen.count.candidates += blocks * (blocks + 1) / 2.0;
         chosen.count.recall += adaspa_recall(mass(h), rows, T);
@@ -190,9 +184,9 @@ AdaSpaCount adaspa_forward(Device device, const P& policy, AttentionForward<X> a
     std::vector<typename AdaSpaMemory<Device>::Mass> masses(a.NH * blocks * blocks);
     to_host(device, masses.data(), memory.mass, masses.size());
     const AdaSpaChoice chosen = adaspa_choose({masses.begin(), masses.end()}, a.NH, a.T, how);
-    to_device(device, memory.count, chosen.tiles.count.data(), chosen.tiles.count.size());
-    to_device(device, memory.tiles, chosen.tiles.tiles.data(), chosen.tiles.tiles.size());
-    a.list = {memory.count, memory.tiles, chosen.tiles.stride};
+    to_device(device, memory.count, chosen.tile_count.data(), chosen.tile_count.size());
+    to_device(device, memory.tiles, chosen.tiles.data(), chosen.tiles.size());
+    a.list = {memory.count, memory.tiles, tiles_of(a.T)};
     attention_forward(device, policy, a);
     return chosen.count;
 }
