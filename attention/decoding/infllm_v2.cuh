@@ -11,15 +11,14 @@ struct LargestShares {
     TileChoice rule;
     int width;        // of a row of `work`
     Wide<X>* work;    // (sequences, NKV, 3, width): scores of a query head, shares of the group, scores of blocks of TILE
-    int* chosen;      // (sequences, NKV, rule.top) by the last row
+    ChosenBlocks chosen;   // by the last row
 
     LargestShares(const infllm_v2& a, BumpAllocator& memory, const CacheRoom& room)
         : blocks(a.grid, memory, room), importance{}, rule(a.rule(room)), width(std::max(blocks.blocks, tiles_of(room.T))),
           work(memory.take<Wide<X>>(size_t(room.B) * room.NKV * 3 * width)),
-          chosen(memory.take<int>(size_t(room.B) * room.NKV * rule.top)) {
+          chosen{room.NKV, rule.top, memory.take<int>(size_t(room.B) * room.NKV * rule.top)} {
         importance.T = room.T, importance.grid = a.grid, importance.pool = Pool::largest;
     }
-    constexpr int* of_list(int sequence, int kv, int NKV) const { return chosen + (size_t(sequence) * NKV + kv) * rule.top; }
     Wide<X> scale(int HS) const { return 1 / (std::sqrt(Wide<X>(HS)) * Wide<X>(blocks.grid.l)); }
 };
 
@@ -51,7 +50,7 @@ struct ChooseLargest {
         team.sync();
         for (int j = team.first(); j <= own; j += team.step()) scores[j] = of.importance.score(shares, 0, 0, complete, j);
         team.sync();
-        choose_blocks(team, of.of_list(sequence, kv, in.NKV), scores, of.rule, own);
+        choose_blocks(team, of.chosen.of(sequence, kv), scores, of.rule, own);
     }
 };
 
@@ -69,7 +68,6 @@ struct Decoding<infllm_v2, Device, X> {
         choice.blocks.add(step, in, {step.rows});
         if (choice.rule.top > 0)
             each_team<1>(Device(step), size_t(in.B) * in.NKV, ChooseLargest<X>{choice, in, step.rows, choice.scale(in.HS)});
-        attention_forward(step, VisitedBlocks(m.forced_blocks(), choice.chosen, in.NH, in.NKV, choice.rule.top),
-                          kernel_arguments(in, state, Statistics<X>{}));
+        attention_forward(step, VisitedBlocks(m.forced_blocks(), choice.chosen, in.NH), kernel_arguments(in, state, Statistics<X>{}));
     }
 };

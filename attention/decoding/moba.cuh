@@ -8,11 +8,10 @@
 template <class X>
 struct ChooseBySums {
     using Number = Wide<X>;
-    int* choice;   // (sequences, NH, slots)
+    ChosenBlocks chosen;
     BlockKeySums<X> blocks;
     LayerInputs<X> in;
     DecodeRows rows;
-    int slots;
     template <class Team>
     constexpr void operator()(const Team& team, unsigned n) const {
         const int h = int(n) % in.NH, b = int(n) / in.NH, sequence = rows.sequence[b], r = rows.position[b] / blocks.grid.d;
@@ -20,18 +19,18 @@ struct ChooseBySums {
         for (int c = team.first(); c < r; c += team.step())
             scores[c] = team.product(in.query(in.q, b, 0, h), blocks.sum(sequence, c, h / (in.NH / in.NKV), in.HS), in.HS);
         team.sync();
-        choose_blocks(team, choice + (size_t(sequence) * in.NH + h) * slots, scores, {.top = slots}, r);
+        choose_blocks(team, chosen.of(sequence, h), scores, {.top = chosen.slots}, r);
     }
 };
 
 template <class Device, class X>
 struct Decoding<moba, Device, X> {
-    int slots;
     BlockKeySums<X> blocks;
-    int* chosen;   // (sequences, NH, slots) by the last row
+    ChosenBlocks chosen;   // by the last row
 
     Decoding(const moba& m, BumpAllocator& memory, const CacheRoom& room)
-        : slots(m.slots_of(room)), blocks({m.block, m.block}, memory, room), chosen(memory.take<int>(size_t(room.B) * room.NH * slots)) {}
+        : blocks({m.block, m.block}, memory, room),
+          chosen{room.NH, m.slots_of(room), memory.take<int>(size_t(room.B) * room.NH * m.slots_of(room))} {}
 
     void prefill(Device device, int sequence, const moba&, const LayerInputs<X>& in, const X* /*weights*/, const LayerState<X>&) const {
         blocks.add(device, in, {{}, sequence, 0, in.T});
@@ -39,9 +38,8 @@ struct Decoding<moba, Device, X> {
     template <class Step>
     void decode(const Step& step, const moba& m, const LayerInputs<X>& in, const X* /*weights*/, LayerState<X>& state) const {
         blocks.add(step, in, {step.rows});
-        if (slots > 0)
-            each_team<1>(Device(step), size_t(in.B) * in.NH, ChooseBySums<X>{chosen, blocks, in, step.rows, slots}, blocks.blocks);
-        attention_forward(step, VisitedBlocks(m.forced_blocks(), chosen, in.NH, in.NH, slots),
-                          kernel_arguments(in, state, Statistics<X>{}));
+        if (chosen.slots > 0)
+            each_team<1>(Device(step), size_t(in.B) * in.NH, ChooseBySums<X>{chosen, blocks, in, step.rows}, blocks.blocks);
+        attention_forward(step, VisitedBlocks(m.forced_blocks(), chosen, in.NH), kernel_arguments(in, state, Statistics<X>{}));
     }
 };

@@ -41,14 +41,14 @@ struct StoreCompressed {
     }
 };
 
-/// Copies the choice of the last row of a whole sequence to `to`, (NKV, slots) of the sequence's choice.
+/// Copies the choice of the last row of a whole sequence.
 struct CopyChoice {
-    int* to;   // of the sequence
+    ChosenBlocks to;
+    int sequence;
     const int* from;
     BlockChoice c;   // of one sequence
-    int slots;
     constexpr void operator()(unsigned kv, int n) const {
-        to[kv * slots + n] = n < c.slots ? from[c.of_token(0, int(kv), c.T - 1) + n] : -1;
+        to.of(sequence, int(kv))[n] = n < c.slots ? from[c.of_token(0, int(kv), c.T - 1) + n] : -1;
     }
 };
 
@@ -56,16 +56,16 @@ struct CopyChoice {
 template <class Device, class X>
 struct NsaChoice {
     BlockGrid grid;
-    int every, slots, room;
+    int every, room;
     KVCache<Device, X> compressed;
-    Wide<X>* shares;   // (B, NKV, compressed keys) of the rows
-    int* chosen;       // (sequences, NKV, slots) of the last token that chose
+    Wide<X>* shares;       // (B, NKV, compressed keys) of the rows
+    ChosenBlocks chosen;   // by the last token that chose
 
     NsaChoice(const nsa& n, BumpAllocator& memory, const CacheRoom& s)
-        : grid(n.grid), every(n.selection.every), slots(n.selection.slots(s.T)), room(s.T),
+        : grid(n.grid), every(n.selection.every), room(s.T),
           compressed(memory, {{s.B, grid.rows(s.T), s.C, s.NH, s.NKV, s.HS}}, 0, KeptKeys{}),
           shares(memory.take<Wide<X>>(size_t(s.B) * s.NKV * compressed.slots.count())),
-          chosen(memory.take<int>(size_t(s.B) * s.NKV * slots)) {}
+          chosen{s.NKV, n.selection.slots(s.T), memory.take<int>(size_t(s.B) * s.NKV * n.selection.slots(s.T))} {}
 
     Importance<X> importance() const {
         Importance<X> all{};
@@ -115,7 +115,7 @@ struct ChooseByShares {
         Number *const scores = team.scratch(), *const shares = of.shares + size_t(n) * of.compressed.slots.count();
         for (int j = team.first(); j <= own; j += team.step()) scores[j] = importance.score(shares, 0, 0, of.grid.complete(t + 1), j);
         team.sync();
-        choose_blocks(team, of.chosen + (size_t(rows.sequence[b]) * NKV + kv) * of.slots, scores, choice_of_blocks(of.slots), own);
+        choose_blocks(team, of.chosen.of(rows.sequence[b], kv), scores, choice_of_blocks(of.chosen.slots), own);
     }
 };
 
@@ -154,9 +154,8 @@ struct Decoding<nsa, Device, X> {
         append_prompt(device, latest, to_compress(n, in, kept), sequence);
         append(device, choice.compressed, n.arguments(CMP, in, kept, state), NewKeys{{}, sequence, 0, n.grid.complete(in.T)});
         if (selected) append_prompt(device, *selected, n.arguments(SLC, in, kept, state), sequence);
-        const int slots = choice.slots;
-        int* const of_sequence = choice.chosen + size_t(sequence) * in.NKV * slots;
-        if (slots > 0) each_element(device, in.NKV, slots, CopyChoice{of_sequence, kept.choice, n.selection.choice(in), slots});
+        const CopyChoice copy{choice.chosen, sequence, kept.choice, n.selection.choice(in)};
+        if (choice.chosen.slots > 0) each_element(device, in.NKV, choice.chosen.slots, copy);
     }
 
     template <class Step>
@@ -167,10 +166,9 @@ struct Decoding<nsa, Device, X> {
         const AttentionForward<X> cmp = n.arguments(CMP, in, kept, state), slc = n.arguments(SLC, in, kept, state);
         compress(step, step.rows, n, in, kept, weights);
         attend(step, choice.compressed, {step.rows.sequence, last_block}, cmp, NsaBranch{n, 1, 0, INT_MAX});   // all complete blocks
-        if (choice.slots > 0) choose_for_rows(Device(step), choice, cmp, step.rows);
+        if (choice.chosen.slots > 0) choose_for_rows(Device(step), choice, cmp, step.rows);
         if (selected) append(step, *selected, slc, {step.rows});
-        attend(step, selected ? *selected : step.keys, step.rows, slc,
-               VisitedBlocks({n, TILE, 1, 2}, choice.chosen, in.NH, in.NKV, choice.slots));
+        attend(step, selected ? *selected : step.keys, step.rows, slc, VisitedBlocks({n, TILE, 1, 2}, choice.chosen, in.NH));
         gated_sum(Device(step), state.out, kept.branches, size_t(in.B) * in.NH, in.HS);
     }
 

@@ -26,22 +26,29 @@ struct VisitedKeys : Policy {
     constexpr bool visible(int h, int i, int j) const { return j <= i && of_head(h)[j]; }
 };
 
-/// The blocks that every token sees, and the `slots` chosen blocks of a head; -1: none.
+/// Blocks that rows have chosen: `slots` for each chooser of a sequence; -1: none.
+struct ChosenBlocks {
+    int choosers, slots;
+    int* lists;   // (sequences, choosers, slots)
+    constexpr int* of(int sequence, int chooser) const { return lists + (size_t(sequence) * choosers + chooser) * slots; }
+};
+
+/// The blocks that every token sees, and the chosen ones.
 struct VisitedBlocks : Policy {
     ForcedBlocks forced;
-    const int* chosen;   // (sequences, choosers, slots)
-    int choosers, group, slots;
-    constexpr VisitedBlocks(const ForcedBlocks& forced_, const int* chosen_, int heads, int choosers_, int slots_)
-        : Policy(forced_), forced(forced_), chosen(chosen_), choosers(choosers_), group(heads / choosers_), slots(slots_) {}
+    ChosenBlocks chosen;   // from the row's sequence on
+    int group;
+    constexpr VisitedBlocks(const ForcedBlocks& forced_, const ChosenBlocks& chosen_, int heads)
+        : Policy(forced_), forced(forced_), chosen(chosen_), group(heads / chosen.choosers) {}
     constexpr VisitedBlocks of_row(int sequence) const {
         VisitedBlocks row = *this;
-        row.chosen += size_t(sequence) * choosers * slots;
+        row.chosen.lists = chosen.of(sequence, 0);
         return row;
     }
     constexpr bool sees(int h, int i, int c) const {
-        const int* const mine = chosen + size_t(h / group) * slots;
+        const int* const mine = chosen.of(0, h / group);
         bool seen = forced.forced(i / forced.block, c);
-        for (int n = 0; n < slots && !seen; n++) seen = mine[n] == c;
+        for (int n = 0; n < chosen.slots && !seen; n++) seen = mine[n] == c;
         return seen;
     }
     constexpr Tile tile(int h, int i0, int i1, int j0, int j1) const {
