@@ -126,10 +126,13 @@ inline std::vector<double> psa_rest(const std::vector<double>& estimates, const 
     return rest;
 }
 
-/// V / (V + R) >= eps in logarithms, in a form that is never true for eps 1 while R > 0.
-inline bool psa_satisfied(double log_visited, double log_rest, double eps) {
-    return std::log(1 - eps) + log_visited >= std::log(eps) + log_rest;
-}
+/// The stopping rule of a head: V / (V + R) >= eps in logarithms, in a form that is never true for eps 1 while R > 0.
+template <class W>
+struct PsaStop {
+    W log_eps, log_rest_allowed;   // log(eps), log(1 - eps)
+    explicit PsaStop(double eps) : log_eps(W(std::log(eps))), log_rest_allowed(W(std::log(1 - eps))) {}
+    constexpr bool satisfied(W log_visited, W log_rest) const { return log_rest_allowed + log_visited >= log_eps + log_rest; }
+};
 
 /// The query heads that read key head kv. keys(kv, first, count) are the cached ones.
 template <class X, class Keys>
@@ -139,6 +142,7 @@ PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const Psa
     const std::vector<double> estimates = psa_estimates(a, blocks, sequence, kv);
     const std::vector<int> order = psa_order(estimates, N);
     const std::vector<double> rest = psa_rest(estimates, order);
+    const PsaStop<double> stop(eps);
     std::vector<QueryRow<X>> rows(G, QueryRow<X>(a.HS));
 
     PsaCount count;
@@ -149,7 +153,7 @@ PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const Psa
         satisfied = true;
         for (int g = 0; g < G; g++) {
             rows[g].visit(causal, Query<X>{a.q.data + size_t(kv * G + g) * a.HS, kv * G + g, a.S - 1}, span);
-            satisfied = satisfied && psa_satisfied(rows[g].lse(), rest[g * N + n], eps);
+            satisfied = satisfied && stop.satisfied(rows[g].lse(), rest[g * N + n]);
         }
         count.visited += G * span.count;
     }

@@ -47,13 +47,6 @@ __device__ __forceinline__ float log_rest(const float* log_mass, const float* sh
     return peak + logf(warp_sum(sum * expf(largest - peak)));
 }
 
-/// The stopping rule for a head: psa_satisfied().
-struct Stop {
-    float log_eps, log_rest_allowed;   // log(eps), log(1 - eps)
-    explicit Stop(double eps) : log_eps(float(std::log(eps))), log_rest_allowed(float(std::log(1 - eps))) {}
-    constexpr bool satisfied(float log_visited, float log_rest) const { return log_rest_allowed + log_visited >= log_eps + log_rest; }
-};
-
 /// A candidate for the next visit.
 struct Best {
     int block = -1;   // -1: none
@@ -114,7 +107,7 @@ struct Search {
     }
 
     /// Judges each head by its visited and its estimated remaining mass, after the warps' sums are written. Valid after the next barrier.
-    __device__ void judge(const Stop& stop) {
+    __device__ void judge(const PsaStop<float>& stop) {
         for (int g = warp(); g < group; g += warps()) {
             const float visited = log_visited(g), rest = log_rest(log_mass_of(g), shares, blocks);
             if (lane_of() != 0) continue;
@@ -146,7 +139,7 @@ template <class Shape, class P>
 __global__ void __launch_bounds__(MOST_HEADS / Shape::HEADS * Shape::THREADS)
     visits_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
                   const __grid_constant__ KVCache<GPU, typename Shape::X> keys, const DecodeRows rows, const PsaBlocks<float> blocks,
-                  const PsaStep step, const RowParts parts, const Stop stop) {
+                  const PsaStep step, const RowParts parts, const PsaStop<float> stop) {
     constexpr int WARPS = Shape::WARPS;
     auto& shared = dynamic_shared<Shared<Shape>>();
     const int kv = blockIdx.x, b = blockIdx.y, group = a.NH / a.NKV, tokens = rows.position[b] + 1;
@@ -195,7 +188,7 @@ void psa_attention(const GPU& device, const PsaLayer& layer, const KVCache<GPU, 
     for_head_size(a.HS, [&](auto HS) {
         using Shape = DecodeShape<X, HS>;
         launch(device, visits_kernel<Shape, Policy>, Grid(a.NKV, a.B), int(blocks_for(a.NH / a.NKV, Shape::HEADS)) * Shape::THREADS,
-               sizeof(Shared<Shape>), Policy(layer), a, keys, rows, blocks, step, parts, Stop(layer.how.eps));
+               sizeof(Shared<Shape>), Policy(layer), a, keys, rows, blocks, step, parts, PsaStop<float>(layer.how.eps));
     });
     merge_parts(device, a, parts);
 }
