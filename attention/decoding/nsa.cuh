@@ -119,15 +119,6 @@ struct ChooseByShares {
     }
 };
 
-/// Writes the choice of rows whose attention to the compressed keys, `cmp`, is computed.
-template <class Device, class X>
-void choose_for_rows(Device device, const NsaChoice<Device, X>& of, const AttentionForward<X>& cmp, const DecodeRows& rows) {
-    const size_t lists = size_t(cmp.B) * cmp.NKV;
-    const SharesOfRows<Device, X> shares{of, cmp, rows};
-    each_team<1>(device, lists * shares.pieces(), shares);
-    each_team<1>(device, lists, ChooseByShares<Device, X>{of, of.importance(), rows, cmp.NKV}, tiles_of(of.room));
-}
-
 template <class Device, class X>
 struct Decoding<nsa, Device, X> {
     KVCache<Device, X> latest;   // the last l keys and values that cmp compresses
@@ -166,7 +157,12 @@ struct Decoding<nsa, Device, X> {
         const AttentionForward<X> cmp = n.arguments(CMP, in, kept, state), slc = n.arguments(SLC, in, kept, state);
         compress(step, step.rows, n, in, kept, weights);
         attend(step, choice.compressed, {step.rows.sequence, last_block}, cmp, NsaBranch{n, 1, 0, INT_MAX});   // all complete blocks
-        if (choice.chosen.slots > 0) choose_for_rows(Device(step), choice, cmp, step.rows);
+        const SharesOfRows<Device, X> shares{choice, cmp, step.rows};
+        const ChooseByShares<Device, X> choose{choice, choice.importance(), step.rows, in.NKV};
+        if (choice.chosen.slots > 0) {
+            each_team<1>(Device(step), size_t(in.B) * in.NKV * shares.pieces(), shares);
+            each_team<1>(Device(step), size_t(in.B) * in.NKV, choose, tiles_of(choice.room));
+        }
         if (selected) append(step, *selected, slc, {step.rows});
         attend(step, selected ? *selected : step.keys, step.rows, slc, VisitedBlocks({n, TILE, 1, 2}, choice.chosen, in.NH));
         gated_sum(Device(step), state.out, kept.branches, size_t(in.B) * in.NH, in.HS);
