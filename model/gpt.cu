@@ -143,7 +143,10 @@ void GPT<Device, X>::recompute_layer(Device device, int l, const Batch& batch) {
     const int BT = batch.B * batch.T;
     LayerActivations<X>& a = layers[l];
     rmsnorm_forward(device, a.normed1, a.rstd1, residual + size_t(l) * BT * c.C, weights + layer.input_norm.offset, BT, c.C, c.norm_eps);
-    if (recompute == Recompute::layers) return void(layer_forward(device, l, batch));
+    if (recompute == Recompute::layers) {
+        layer_forward(device, l, batch);
+        return;
+    }
     rmsnorm_forward(device, a.normed2, a.rstd2, a.middle, weights + layer.post_attention_norm.offset, BT, c.C, c.norm_eps);
     swiglu_forward(device, a.activated, a.gate_up, BT, c.F);
 }

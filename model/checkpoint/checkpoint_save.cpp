@@ -1,7 +1,6 @@
 // Saving and verifying checkpoints.
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <functional>
 #include <map>
 
