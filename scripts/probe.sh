@@ -44,7 +44,7 @@ works() {
     # shellcheck disable=SC2086  # CXX and the flags may hold several words
     if [ "${1:-}" = -E ]; then
         $cxx -std=c++20 ${CPPFLAGS:-} -E "$work/probe.cpp" > /dev/null 2> "$work/log" && return
-        problem=$(grep -m 1 error "$work/log")
+        problem=$(grep -m 1 -E 'error|cannot' "$work/log" || tail -n 1 "$work/log")
     elif $cxx -std=c++20 ${CPPFLAGS:-} "$work/probe.cpp" -o "$work/probe" ${LDFLAGS:-} "$@" > "$work/log" 2>&1; then
         linked=yes
         "$work/probe" > "$work/answer" 2> "$work/log" && return
