@@ -184,8 +184,8 @@ class Work:
     def perform(self):
         """Perform stage after stage; return the exit code."""
         for stage in self.asked_stages():
-            for before in (['sweep'] if stage != 'sweep' and self.planner.rates else []) + (['timing'] if stage == 'seconds' else []):
-                self.require(self.runs(before), f'stage {before} has {{}} runs that are not finished; finish them first')
+            for before, needed in ('sweep', stage != 'sweep' and self.planner.rates), ('timing', stage == 'seconds'):
+                if needed: self.require(self.runs(before), f'stage {before} has {{}} runs that are not finished; finish them first')
             runs = self.asked_runs(stage)
             self.require([origin for run in runs for origin in run.origins], '{} runs whose weights later ones start from are not '
                          'finished; run.py without --stage does them first')
