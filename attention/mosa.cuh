@@ -165,9 +165,8 @@ struct mosa : Policy {
         for (int b = 0; b < in.B; b++)
             for (int h = dense_heads; h < NH; h++) {
                 X* mine = &r[(size_t(b) * NH + h) * in.T];
-                for (int t = 0; t < in.T; t++)
-                    mine[t] =
-                        1 / (1 + std::exp(-dot(weights + router.weight.offset + size_t(h - dense_heads) * C, in.x + in.token(b, t) * C, C)));
+                const X* const w = weights + router.weight.offset + size_t(h - dense_heads) * C;
+                for (int t = 0; t < in.T; t++) mine[t] = 1 / (1 + std::exp(-dot(w, in.x + in.token(b, t) * C, C)));
                 std::vector<X> sorted(mine + 1, mine + in.T);   // the first token is always chosen
                 std::sort(sorted.rbegin(), sorted.rend());
                 const int others = std::min(in.T, choice(in).count) - 1;
