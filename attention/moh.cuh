@@ -115,7 +115,7 @@ struct MohGates {
     }
 };
 
-/// f_h, written to shares (B, NH), and each head's term of the balance loss, to losses (B, NH). Teams are (b, h).
+/// Writes f_h to shares (B, NH), and each head's term of the balance loss to losses (B, NH). Teams are (b, h).
 template <class W>
 struct MohUse {
     using Number = W;

@@ -217,7 +217,7 @@ struct AppendColumns {
     }
 };
 
-/// One token of each of a.B sequences ({rows}), or tokens of a prompt.
+/// Appends one token of each of a.B sequences (NewKeys{rows}), or tokens of a prompt.
 template <class On, class Device, class X, class Slots>
 void append(const On& device, const KVCache<Device, X, Slots>& cache, const AttentionForward<X>& a, const NewKeys& to) {
     const size_t features = size_t(a.B) * cache.NH * cache.features;

@@ -55,7 +55,7 @@ struct PsaBlocks {
     }
 };
 
-/// Adds keys. Rows are the blocks of a prompt of to.count tokens, or rows with a token each.
+/// Adds keys. Rows are the blocks of a prompt of to.count tokens, or the rows of a step, which have a token each.
 template <class X>
 struct AddToPsaBlocks {
     PsaBlocks<Wide<X>> blocks;
