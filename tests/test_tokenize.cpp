@@ -197,21 +197,21 @@ TEST_CASE_METHOD(TokenizeRun, "tokenize: a broken line is named by file and line
 TEST_CASE_METHOD(TokenizeRun, "tokenize: inputs and options that make no sense are refused") {
     for (const char* name : {"a.txt", "a.pdf"}) write_text(file_in(folder, name), "text");
     write_text(file_in(folder, "empty.txt"), "");
-    const auto run = [&](const std::string& input, auto change) {
-        options = options_for(folder, {input});
+    const auto error_with = [&](const std::string& name, auto change) {
+        options = options_for(folder, {name});
         change(options);
         return error();
     };
     const auto nothing = [](TokenizeOptions&) {};
-    CHECK(run("none.txt", nothing).code == Exit::data);
-    CHECK(run("", nothing).code == Exit::data);
-    CHECK(says(run("empty.txt", nothing), {"empty.txt", "no text"}));
-    CHECK(run("a.pdf", nothing).code == Exit::usage);
-    CHECK(run("a.txt", [](TokenizeOptions& options) { options.name = "a/b"; }).code == Exit::usage);
-    CHECK(run("a.txt", [](TokenizeOptions& options) { options.tokenizer = "gpt2"; }).code == Exit::usage);
-    CHECK(run("a.txt", [](TokenizeOptions& options) { options.out = "/proc/none"; }).code == Exit::data);
-    CHECK(run("a.txt", [&](TokenizeOptions& options) { options.out = file_in(folder, "a.txt"); }).code == Exit::data);
-    CHECK(run("a.txt", nothing).code == Exit::done);
+    CHECK(error_with("none.txt", nothing).code == Exit::data);
+    CHECK(error_with("", nothing).code == Exit::data);
+    CHECK(says(error_with("empty.txt", nothing), {"empty.txt", "no text"}));
+    CHECK(error_with("a.pdf", nothing).code == Exit::usage);
+    CHECK(error_with("a.txt", [](TokenizeOptions& options) { options.name = "a/b"; }).code == Exit::usage);
+    CHECK(error_with("a.txt", [](TokenizeOptions& options) { options.tokenizer = "gpt2"; }).code == Exit::usage);
+    CHECK(error_with("a.txt", [](TokenizeOptions& options) { options.out = "/proc/none"; }).code == Exit::data);
+    CHECK(error_with("a.txt", [&](TokenizeOptions& options) { options.out = file_in(folder, "a.txt"); }).code == Exit::data);
+    CHECK(error_with("a.txt", nothing).code == Exit::done);
 }
 
 TEST_CASE("nearest finds slips of the fingers and nothing else") {
