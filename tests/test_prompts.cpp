@@ -17,6 +17,7 @@ std::vector<Prompt> prompts_of(const std::string& lines, const Tokenizer* tokeni
 }
 
 void refused(const std::string& lines, const std::string& part, const Tokenizer* tokenizer = bytes.get()) {
+    INFO("expected: " << part);
     CHECK(says(error_of([&] { prompts_of(lines, tokenizer); }), Exit::data, {part}));
 }
 
