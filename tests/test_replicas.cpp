@@ -31,7 +31,7 @@ TEST_CASE("checksums: any flipped bit changes the sum of its piece and of no oth
     CHECK(checksums.of(CPU{}, x.data()) == before);
 }
 
-TEST_CASE("replicas: a flipped bit of a weight or moment is named; of Muon's matrices momentum alone is there", "[ranks]") {
+TEST_CASE("replicas: a flipped bit of a weight or moment is named, with AdamW and with Muon", "[ranks]") {
     for (const auto& [shard, shards, optimizer] : {std::tuple{1, 2, Optimizer::adamw}, {0, 1, Optimizer::muon}, {1, 2, Optimizer::muon}}) {
         GPT<CPU, float> gpt(of_first(), config_of({}), 2, 9, Mode::training, Recompute::nothing, shard, shards, 512, Stored::as_computed,
                             optimizer);

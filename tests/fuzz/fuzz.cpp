@@ -16,8 +16,8 @@
 
 #include "data/documents/byte_stream.h"
 #include "data/documents/documents.h"
-#include "data/files.h"
 #include "data/evaluation.h"
+#include "data/files.h"
 #include "data/manifest.h"
 #include "data/shard.h"
 #include "model/base/disk.h"
