@@ -57,13 +57,49 @@ def losses_and_differences(page):
               f'(p {asga_equal[0].adjusted:.3f} after Holm\'s correction) and {apart(asga_equal[1])} above it')
     check('the page: signs of e1, e2 and e5', max(dsa.mean, asga.mean, *(c.mean for c in equal('dsa'))) < 0 < asga_equal[1].mean)
     dense, sinks = ([spread(page.values('e8_streaming', arm, setting)) for setting in ('trained', 'far')] for arm in ('causal', 'sinks'))
-    page.says('e8_streaming', 'causal has {} in rows of 512 and {} in rows of 8,192'.format(*dense), 'trained so {} and {}'.format(*sinks))
+    page.says('e8_streaming', 'causal has {} in rows of 512 and {} in rows of 8,192'.format(*dense),
+              'with a window and sinks {} and {}'.format(*sinks))
     recalled = {arm: page.values('e7_recall', arm, 'mqar_2', 'accuracy') for arm in ('causal', 'sliding_window', 'dsa')}
     page.says('MQAR', f'causal has {spread(recalled["causal"], ".2f")} of MQAR with two pairs, sliding_window and dsa '
               f'{numpy.mean(recalled["sliding_window"]):.2f} and {numpy.mean(recalled["dsa"]):.2f}')
     once = [one for one in page.report.findings if one.claim['id'] != 'sigma_reparam' and one.claim['experiment'] != 'e4_speed']
     found = Counter((one.claim['id'], one.scale) for one in once)
     check('one finding of each claim and scale', set(found.values()) == {1}, found.most_common(3))
+
+
+def conclusions(page):
+    """What the page says of runs without printing their numbers."""
+    ppa, published = page.comparison('e2_dsa', 'ppa', 'causal'), {c['id']: c['number'] for c in page.report.claims}
+    page.says('ppa', f'{apart(ppa)} below causal, published {published["ppa_loss"]:.3f} above')
+    verdicts = {one.claim['id']: one.verdict.word for one in page.report.findings if one.scale == 'reduced' and one.verdict}
+    check('the page: what is equivalent in e2_dsa', all(verdicts[name].startswith('equivalent') for name in (
+        'dsa_fixed_window_full', 'dsa_no_window')), verdicts)
+    mean = lambda *place, **more: numpy.mean(page.values(*place, **more))
+    dense, window, sinks = ([mean('e8_streaming', arm, setting, scale='medium') for setting in ('after', 'far_medium')]
+                            for arm in ('causal', 'window_after', 'sinks_after'))
+    page.says('e8_streaming at scale medium', 'from {:.3f} to {:.3f}, and the same'.format(*dense),
+              'do not, from {:.3f} to {:.3f};'.format(*window))
+    check('the page: sinks change the fourth decimal', numpy.abs(numpy.subtract(sinks, window)).max() < 0.001, (sinks, window))
+    flat = {arm: [mean('e16_sinks', arm, setting) for setting in ('idle', 'idle_far')]
+            for arm in ('sliding_window', 'forgetting', 'causal')}
+    flat['sinks_after'] = [mean('e16_sinks', 'sinks_after', setting) for setting in ('idle_after', 'idle_far')]
+    check('the page: which losses of e16_sinks stay flat', [arm for arm, (near, far) in flat.items() if far > near] == ['causal'], flat)
+    costs = {arm: [mean('e10_stability', arm, f'{warmth}_16') - mean('e10_stability', arm, f'{warmth}_1') for warmth in ('cold', 'warm')]
+             for arm in ('causal', 'asga', 'dsa', 'adaptive_sparse', 'causal_sigma', 'adaptive_sparse_sigma')}
+    without = [cost for arm, of in costs.items() if 'sigma' not in arm for cost in of]
+    page.says('what sixteen times the rate costs', f'{min(without):.1f} to {max(without):.1f} nats without')
+    check('the page: next to nothing with spectral norms',
+          max(costs['causal_sigma'] + costs['adaptive_sparse_sigma']) < min(without), costs)
+    copies = {('reduced', ('copy_64', 'copy_128')): ('moh adaptive_sparse seer deepseek_sparse asga causal', 'sliding_window dsa'),
+              ('medium', ('long_copy_64', 'long_copy_128', 'long_copy_256')): ('causal mosa', 'sliding_window dsa')}
+    for (scale, settings), groups in copies.items():
+        able, unable = ([mean('e7_recall', arm, setting, 'accuracy', scale=scale) for arm in group.split() for setting in settings]
+                        for group in groups)
+        check(f'the page: which arms copy at scale {scale}', min(able) > 0.8 and max(unable) < 0.1, (able, unable))
+    strided = {setting: mean('e7_recall', 'strided', setting, 'accuracy') for setting in ('copy_32', 'copy_64', 'copy_128')}
+    check('the page: strided copies from 64 alone', [name for name, share in strided.items() if share > 0.5] == ['copy_64'], strided)
+    near = [mean('e7_recall', arm, 'copy_32', 'accuracy') for arm in ('sliding_window', 'dsa')]
+    check('the page: windows copy from 32', min(near) > 0.95, near)
 
 
 def sinks(page):
@@ -187,7 +223,7 @@ def learning_times(page):
 def read_by_sections(page):
     """The report's sections have the page's sentences, each where its runs are, and none of another ledger."""
     said = {(part.name, part.scale): part.reading() for part in sections(page.report)}
-    for place, words in {('e2_dsa', 'reduced'): 'ppa has the opposite sign.', ('e13_budget', 'medium'): 'dsa leads by 0.154',
+    for place, words in {('e2_dsa', 'reduced'): 'ppa has the opposite sign', ('e13_budget', 'medium'): 'dsa leads by 0.154',
                          ('e8_streaming', 'medium'): 'Again dense attention', ('e8_streaming', 'reduced'): 'Dense attention breaks',
                          ('e7_recall', 'medium'): 'causal and mosa copy', ('e6_lr', 'reduced'): 'of 1/4, 1/2',
                          ('e2_dsa', 'medium'): ''}.items():
@@ -202,6 +238,7 @@ def read_by_sections(page):
 def main(_):
     page = Page()
     losses_and_differences(page)
+    conclusions(page)
     sinks(page)
     budget(page)
     sentences(page)
