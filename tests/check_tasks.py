@@ -25,12 +25,12 @@ def solve_copy(words, task):
     return stretch[len(done)] if len(stretch) == task['length'] else None
 
 
+solve_gap_copy = solve_copy
+
+
 def solve_mqar(words, task):
     found = re.search(re.escape(words[-1]) + '([a-p])', words[:-1])
     return found[1] if found else None
-
-
-solve_gap_copy = solve_copy
 
 
 def solve_induction(words, task):
@@ -59,6 +59,7 @@ def kind_of_task(kind, sizes, random):
     chance = 1 / len(rows.symbols)
     answer, source = (np.take_along_axis(rows.tokens, at, 1) for at in (rows.answers, rows.sources))
     check(f'{kind}: the answer is in the text', (answer == source).all() and (distances(rows) > 0).all())
+    if kind == 'copy': check('copy: at its distance', (distances(rows) == task['distance']).all())
     check(f'{kind}: answers are among the symbols, each about as often', np.isin(answer, rows.symbols).all() and
           abs(np.mean(answer == rows.symbols[0]) - chance) < 5 * (chance / answer.size) ** 0.5 + 0.01)
     got = accuracy(rows, task, task['T'], random)
