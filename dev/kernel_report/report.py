@@ -108,7 +108,7 @@ def readable(mangled):
     program = shutil.which("cu++filt") or shutil.which("c++filt")
     if not program: return mangled
     name = subprocess.run([program, "-p"], input=mangled, capture_output=True, text=True).stdout.strip()
-    return name.replace("__nv_bfloat16", "bf16").replace(" ", "")
+    return name.removeprefix("void ").replace("__nv_bfloat16", "bf16").replace(" ", "")
 
 
 # ------------------------------------------------------------------------------------------------------------------------- counting
