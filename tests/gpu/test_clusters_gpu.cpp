@@ -7,7 +7,7 @@
 
 namespace {
 
-struct TakeGreatest {
+struct GreatestTokens {
     ClusterShape s;
     std::vector<float> cosines() const {
         std::vector<float> all = random_numbers<float>(s.cosines(s.B, s.local, 0), 3);
@@ -51,7 +51,7 @@ void check_take_greatest(Device device) {
     for (const ClusterShape& s : {ClusterShape{2, 65, 3, 8, 1, 4, 16}, {1, 600, 2, 8, 0, 7, 85}, {1, 40, 1, 8, 0, 1, 40},
                                   {2, 3, 2, 8, 1, 5, 1}, {1, 1, 2, 8, 1, 3, 1}}) {
         INFO("T " << s.T << ", clusters " << s.clusters << " of " << s.size);
-        const TakeGreatest take{s};
+        const GreatestTokens take{s};
         CHECK(take.tokens(device) == take.formula());
     }
 }
