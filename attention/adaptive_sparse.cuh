@@ -15,6 +15,7 @@
 // - Heads are switched off per token (per sequence would need future tokens), from q and k before RoPE. The gradient is exact, 0
 //   where a head is off; adaptive_sparse_ste 1 passes it through there too (gates/head_gate.cuh).
 // - The first heads are dense and have no gate of either kind. By default four, but at most half of the heads, and whole groups of
+//   heads that share keys.
 // - Distillation includes the first quarter of the rows unless distil_skip (published: 0.25) is set. With distil 2 attention is
 //   dense, has no head gate, and only w_gq and w_gk are trained. That is the published recipe for a trained or imported model. An
 //   imported one needs head_threshold -1: otherwise its heads start out halved when the mask is switched on.
