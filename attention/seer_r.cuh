@@ -28,6 +28,7 @@
 #include "attention/blocks/naive_blocks.h"
 #include "attention/blocks/token_blocks.cuh"
 #include "attention/blocks/token_gate.cuh"
+#include "attention/masks/gate_training.h"
 
 struct seer_r : Policy {
     static constexpr const char* name = "seer_r";

@@ -11,6 +11,7 @@
 #include "attention/gates/head_gate.cuh"
 #include "attention/gates/row_gate.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/masks/gate_training.h"
 
 /// Use of the scores.
 enum class BlockMask {

@@ -4,7 +4,6 @@
 #include "attention/blocks/block_documents.cuh"
 #include "attention/blocks/block_tiles.cuh"
 #include "attention/blocks/distil.cuh"
-#include "attention/masks/gate_training.h"
 
 /// The call, with its memory.
 template <class Device, class X>

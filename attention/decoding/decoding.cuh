@@ -9,7 +9,6 @@
 
 #include "attention/decoding/attend.cuh"
 #include "attention/kernel/layer.h"
-#include "model/base/error.h"
 
 /// Needs keys and values only; a decode step is the layer's own forward().
 struct KeysAndValues {

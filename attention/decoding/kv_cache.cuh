@@ -2,7 +2,6 @@
 // that a GPU's steps with the same number of rows have identical launches.
 #pragma once
 #include <algorithm>
-#include <cstdint>
 #include <utility>
 
 #include "attention/decoding/layer_cache.h"

@@ -1,5 +1,7 @@
 // The engine's interface to the KV caches of a layer, which decoding.cuh implements.
 #pragma once
+#include <cstdint>
+
 #include "attention/kernel/call.h"
 #include "model/device/memory.h"
 

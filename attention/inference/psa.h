@@ -20,6 +20,7 @@
 
 #include "attention/decoding/decoding.cuh"
 #include "attention/inference/options.h"
+#include "model/base/error.h"
 
 /// Metadata of the blocks of one layer's cached keys, of several sequences.
 template <class W>
