@@ -8,11 +8,6 @@ struct TileScores {
     int B, NH, N;
 };
 
-/// The first tile of every tile's text: 0. Rows with several texts use another function of (b, r); r + 1 leaves tile r without a list.
-struct FirstTile {
-    constexpr int operator()(int /*b*/, int /*r*/) const { return 0; }
-};
-
 /// The rule for a list that has a place for every candidate.
 constexpr TileChoice among_candidates(TileChoice choice, int r) {
     const int candidates = candidates_of(choice, r);
@@ -48,9 +43,10 @@ struct ChooseTiles {
     }
 };
 
-/// count (B, NH, N) and tiles (B, NH, N, N), ascending. Tiles of a text count from its first.
-template <class Device, class W, class First = FirstTile>
+/// count (B, NH, N) and tiles (B, NH, N, N), ascending. Tiles of a text count from its first, which first_of(b, r) returns for tile r;
+/// r + 1 leaves tile r without a list.
+template <class Device, class W, class First>
 void choose_tiles(Device device, int* count, int* tiles, const W* scores, const TileScores& s, const TileChoice& choice,
-                  First first_of = {}) {
+                  First first_of) {
     each_team<1>(device, size_t(s.B) * s.NH * s.N, ChooseTiles<W, First>{count, tiles, scores, s, choice, first_of});
 }

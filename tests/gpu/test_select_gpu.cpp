@@ -1,5 +1,6 @@
 // The choice of tiles from scores (attention/masks/select.cuh) on both devices, against its definition in plain loops over sorted
 // candidates.
+#include "attention/blocks/block_gate.cuh"
 #include "attention/blocks/naive_choice.h"
 #include "attention/masks/select.cuh"
 #include "tests/attention_case.h"
@@ -18,7 +19,7 @@ struct SelectCase {
         const size_t lists = size_t(s.B) * s.NH * s.N;
         On<Device, float> of_pairs(scores);
         On<Device, int> count(std::vector<int>(lists, -1)), tiles(std::vector<int>(lists * s.N, -1));
-        choose_tiles(device, count.data(), tiles.data(), of_pairs.data(), s, choice);
+        choose_tiles(device, count.data(), tiles.data(), of_pairs.data(), s, choice, FirstBlock{});
         const std::vector<int> counts = count.numbers(), all = tiles.numbers();
         std::vector<std::vector<int>> chosen;
         for (size_t n = 0; n < lists; n++) chosen.emplace_back(all.begin() + n * s.N, all.begin() + n * s.N + counts[n]);
