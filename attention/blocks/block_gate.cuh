@@ -216,7 +216,7 @@ void gate_keys(Device device, const GateMemory<Wide<X>>& memory, const LayerInpu
     rotate_blocks(device, memory.keys, s.NKV, in, s, 1);
 }
 
-/// Turns the gradient dkeys (B, NKV, N, HS) into that of the keys before RoPE; dwk = or += the gradient of wk.
+/// Turns the gradient dkeys (B, NKV, N, HS) into the gradient of the keys before RoPE; dwk = or += the gradient of wk.
 template <class Device, class X>
 void gate_keys_backward(Device device, Wide<X>* dwk, Wide<X>* dkeys, const GateMemory<Wide<X>>& memory, const LayerInputs<X>& in,
                         const GateShape& s, Write write) {

@@ -1,5 +1,5 @@
 // Turns scores of blocks (block_gate.cuh) into the kernel's inputs, lists of tiles and a bias per tile, and the gradients of biases into
-// those of scores.
+// gradients of scores.
 #pragma once
 #include "attention/blocks/block_gate.cuh"
 #include "attention/kernel/layer.h"

@@ -1,5 +1,5 @@
 // The dense call whose map teaches a gate (distil.cuh). Its maxima are per tile. Documents' blocks begin anywhere, so with documents the
-// call is split in two (block_documents.cuh), and rows and tiles are those of blocks.
+// call is split in two (block_documents.cuh), and rows and tiles are by blocks.
 #pragma once
 #include "attention/blocks/block_documents.cuh"
 #include "attention/blocks/block_tiles.cuh"

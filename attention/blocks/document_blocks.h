@@ -18,7 +18,7 @@ struct DocumentBlocks {
     /// The number of tokens of its document before token t, and the number of the document's first block.
     constexpr int inside(int b, int t) const { return t - start(b, t); }
     constexpr int first(int b, int t) const { return start(b, t) / stride; }
-    /// The number of token t's past blocks, those of its document before its own. For length == stride.
+    /// The number of token t's past blocks: the blocks of its document before its own. For length == stride.
     constexpr int past(int b, int t) const { return inside(b, t) / length; }
 
     /// The first token of block n; -1: no block has this number. As blocks are a stride long, block n holds token (n + 1) stride - 1.

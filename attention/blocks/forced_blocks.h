@@ -17,7 +17,7 @@ struct ForcedBlocks : Policy {
     constexpr int candidates(int T) const { return candidates_of({.leading = leading, .local = local}, (T - 1) / block); }
     /// Maximum number of blocks that a token chooses, if it may choose `top`.
     constexpr int slots(int top, int T) const { return std::min(top, candidates(T)); }
-    /// This mask; or, where `top` covers all candidates, that of all blocks: nothing is chosen then, and attention is causal.
+    /// This mask; or, where `top` covers all candidates, the mask of all blocks: no block is chosen then, and attention is causal.
     constexpr ForcedBlocks in_text(int top, int T) const { return candidates(T) <= top ? ForcedBlocks(*this, block, INT_MAX, 1) : *this; }
 
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {

@@ -7,8 +7,8 @@
 #include "attention/kernel/naive.h"
 #include "attention/masks/choice.cuh"
 
-/// Whether number r sees each of 0 .. r: those that the rule forces, and of the others the `top` with the greatest scores, ties going to
-/// the earlier, or, with a threshold, those whose share of the softmax over the others is above it.
+/// Whether number r sees each of 0 .. r: the numbers that the rule forces, and the `top` others with the greatest scores, ties going to
+/// the earlier; or, with a threshold, the others whose share of the softmax over the others is above it.
 template <class X>
 std::vector<bool> naive_choice(const X* scores, const TileChoice& rule, int r) {
     std::vector<bool> chosen(r + 1);

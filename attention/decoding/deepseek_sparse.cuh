@@ -18,7 +18,7 @@ struct StoreIndexKeys {
     }
 };
 
-/// What the rows of a step choose from, and their choice.
+/// The keys from which the rows of a step choose, and their choice.
 template <class X>
 struct IndexedKeys {
     int room;

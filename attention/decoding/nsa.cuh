@@ -52,7 +52,7 @@ struct CopyChoice {
     }
 };
 
-/// What the rows of a step choose by, and their choice.
+/// The keys and shares by which the rows of a step choose, and their choice.
 template <class Device, class X>
 struct NsaChoice {
     BlockGrid grid;

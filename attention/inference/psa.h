@@ -69,7 +69,7 @@ struct AddToPsaBlocks {
     }
 };
 
-/// Counts of what decoding has read, over all tokens, layers and heads.
+/// Counts of decode reads, over all tokens, layers and heads.
 struct PsaCount {
     double visited = 0, cached = 0;       // pairs of query and key
     double rows = 0, retained = 0;        // sum over rows of V / (V + R): certified by `upper`, a guess by `mean`
@@ -168,7 +168,7 @@ PsaCount psa_group(const Policy& causal, const AttentionForward<X>& a, const Psa
     return count;
 }
 
-/// Computes out and lse of one row, the newest token's, from those of the a.S keys' blocks that it needs; `blocks` has them all. Adds to
+/// Computes out and lse of one row, the newest token's, from the blocks of the a.S keys that it needs; `blocks` has them all. Adds to
 /// counts (NKV).
 template <class X, class Keys>
 void psa_row(const Policy& causal, const AttentionForward<X>& a, const PsaBlocks<X>& blocks, int sequence, double eps, PsaCount* counts,
@@ -211,7 +211,7 @@ PsaCount psa_rows(const Policy& causal, const AttentionForward<X>& a, const PsaO
 
 // ---- decode
 
-/// Counts of what the rows have read, and a GPU's scratch memory of a step, which all layers share.
+/// Counts of the rows' reads, and a GPU's scratch memory of a step, which all layers share.
 struct PsaStep {
     static constexpr float VISITED = -1;   // in place of a share
     static constexpr int MOST_HEADS = 16;   // query heads on a key head, for which a thread block has warps

@@ -1,4 +1,4 @@
-// The choice among blocks by their scores: what is visited in any case, and the cut above which candidates are taken.
+// The choice among blocks by their scores: the blocks that are visited in any case, and the cut above which candidates are taken.
 #pragma once
 #include <algorithm>
 #include <bit>
