@@ -231,13 +231,6 @@ template <class P>
 Results forward(const Problem& p, const P& policy) {
     return AttentionOn<CPU, double, P>({}, p, policy).forward();
 }
-/// After forward().
-template <class P>
-Gradients backward(const Problem& p, const P& policy) {
-    AttentionOn<CPU, double, P> on_cpu({}, p, policy);
-    on_cpu.forward();
-    return on_cpu.backward();
-}
 
 // ---- one against the other
 
@@ -262,7 +255,8 @@ template <class P>
 void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, const SeenTokens& seen) {
     INFO("B " << p.B << ", T " << p.T << ", S " << p.S << ", NH " << p.NH << ", NKV " << p.NKV << ", HS " << p.HS);
     const Threads one(1);   // many short runs
-    const Results is = forward(p, policy), should = by_definition(p, score, seen);
+    AttentionOn<CPU, double, P> on_cpu({}, p, policy);
+    const Results is = on_cpu.forward(), should = by_definition(p, score, seen);
     CHECK(difference(is.out, should.out, {1e-12}) == "");
     CHECK(difference(is.gated_out, should.gated_out, {1e-12}) == "");
     CHECK(difference(no_infinity(is.lse), no_infinity(should.lse), {1e-12}) == "");
@@ -272,7 +266,7 @@ void check_attention(Problem& p, const P& policy, const ScoreOfPair& score, cons
     CHECK(difference(no_nan(is.pair_gate), no_nan(gates_by_definition<P>(p, seen)), {1e-12}) == "");
     CHECK(at_least(is.tiles, should.tiles));
 
-    const Gradients g = backward(p, policy);
+    const Gradients g = on_cpu.backward();
     auto loss_by_definition = [&] { return loss(p, by_definition(p, score, seen)); };
     const std::pair<Numbers*, const Numbers*> inputs[] = {{&p.q, &g.q}, {&p.k, &g.k}, {&p.v, &g.v}, {&p.head, &g.head},
                                                           {&p.row, &g.row}, {&p.column, &g.column}, {&p.tile, &g.tile},

@@ -45,7 +45,8 @@ void check_attention_in(const Problem& original, const P& policy) {
     const Results is = gpu.forward(false), with_statistics = gpu.forward(true);
     const Gradients gradients = gpu.backward();
     const Threads one(1);   // many short runs
-    const Results should = forward(p, policy);
+    AttentionOn<CPU, double, P> on_cpu({}, p, policy);
+    const Results should = on_cpu.forward();
     const Tolerance tolerance = of_attention<X>(p), of_lse = of_attention<float>(p);
     CHECK(difference(is.out, should.out, tolerance) == "");
     CHECK(difference(is.gated_out, should.gated_out, tolerance) == "");
@@ -59,7 +60,7 @@ void check_attention_in(const Problem& original, const P& policy) {
     CHECK(bit_difference(with_statistics.tiles, should.tiles) == "");
     CHECK(difference(no_nan(with_statistics.pair_gate), no_nan(should.pair_gate), of_lse) == "");
 
-    check_gradients_of(gradients, backward(p, policy), tolerance);
+    check_gradients_of(gradients, on_cpu.backward(), tolerance);
 }
 
 /// Everything that both passes compute, to the last bit, in several orders.
