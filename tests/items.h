@@ -32,6 +32,19 @@ inline std::vector<EvaluationItem> random_items(const std::vector<ItemLengths>& 
     return items;
 }
 
+/// An answer's log-likelihood from logits (length, V), of which row n predicts its token n.
+template <class X>
+double log_likelihood(const Answer& answer, const X* logits, int V) {
+    double sum = 0;
+    for (int n = 0; n < answer.length(); n++) {
+        const X* row = logits + size_t(n) * V;
+        double total = 0;
+        for (int v = 0; v < V; v++) total += std::exp(double(row[v]));
+        sum += row[answer.tokens[size_t(answer.begin + n)]] - std::log(total);
+    }
+    return sum;
+}
+
 /// One log-likelihood per answer, from the logits of a pass of its own.
 template <class X>
 std::vector<double> one_by_one(Trial<X>& trial, const std::vector<EvaluationItem>& items) {
@@ -41,14 +54,7 @@ std::vector<double> one_by_one(Trial<X>& trial, const std::vector<EvaluationItem
         for (const Answer& answer : item.answers) {
             const int T = int(answer.tokens.size()) - 1;
             trial.gpt.forward(CPU{}, trial.feed.put(CPU{}, answer.tokens.data(), nullptr, 1, T));
-            const X* logits = trial.gpt.logits(CPU{}, 0, T);
-            found.push_back(0);
-            for (int t = answer.begin; t <= T; t++) {
-                const X* row = logits + size_t(t - 1) * V;
-                double total = 0;
-                for (int v = 0; v < V; v++) total += std::exp(double(row[v]));
-                found.back() += row[answer.tokens[size_t(t)]] - std::log(total);
-            }
+            found.push_back(log_likelihood(answer, trial.gpt.logits(CPU{}, 0, T) + size_t(answer.begin - 1) * V, V));
         }
     return found;
 }

@@ -5,7 +5,7 @@
 #include "model/generate/mechanisms.cuh"
 #include "model/run/shared_contexts.cuh"
 #include "tests/catch.h"
-#include "tests/whole_model.h"
+#include "tests/items.h"
 
 namespace {
 
@@ -118,7 +118,6 @@ TEST_CASE("reader: adaspa reads a text as ./generate reads a prompt, and one tha
 TEST_CASE("reader: an item's context is a prompt, and each answer continues it token by token", "[psa][adaspa]") {
     const int context = 200, T = 400;
     Sharp model(1, T), writer(1, T);
-    const int V = model.V();
     EvaluationItem item;
     for (const int length : {1, 9, 30}) {
         Answer answer{{model.tokens.begin(), model.tokens.begin() + context}, context, 1};
@@ -126,13 +125,7 @@ TEST_CASE("reader: an item's context is a prompt, and each answer continues it t
         item.answers.push_back(answer);
     }
     const auto score = [&](const Answer& answer, const std::vector<double>& logits) {
-        double sum = 0;
-        for (int n = 0; n < answer.length(); n++) {
-            double total = 0;
-            for (int v = 0; v < V; v++) total += std::exp(logits[size_t(n) * V + v]);
-            sum += logits[size_t(n) * V + answer.tokens[context + n]] - std::log(total);
-        }
-        return sum;
+        return log_likelihood(answer, logits.data(), model.V());
     };
     for (const auto& how : {psa(0.8, 8, PsaBound::mean), adaspa(0.7)}) {
         const InferenceReader<double> reader(model.gpt.net.config, how);
