@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
     return run_program("bench_patterns", [&] {
         const PatternOptions options(argc, argv);
         const int threads = use_threads(0, 1);
-        auto time = [](const std::function<void()>& work) { return fastest(work, 2); };
+        auto time = [](const auto& work) { return fastest(work, 2); };
         std::printf("%s, float32; ", describe_cpu(threads).c_str());
         print_patterns<float>(CPU{}, all_variants(), 1, 4, 2, options, time);
     });

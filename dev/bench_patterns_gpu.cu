@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
         const OpenGpu gpu(0, false);
         Bench bench(gpu.device(), {.repeats = 10});
         std::printf("%s, bf16; ", describe(gpu.device(), 0).c_str());
-        auto median = [&](const std::function<void()>& work) { return bench.time(work).seconds; };
+        auto median = [&](const auto& work) { return bench.time(work).seconds; };
         print_patterns<bf16>(gpu.device(), all_variants_on_gpu(), 2, 16, 8, options, median);
     });
 }

@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <utf8proc.h>
 
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
