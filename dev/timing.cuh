@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "model/base/splitmix64.h"
 #include "model/base/text.h"
 #include "model/run/machine.cuh"
 
@@ -27,15 +28,13 @@ inline Timing timing_of(std::vector<double> seconds) {
     return {(seconds[(n - 1) / 2] + seconds[n / 2]) / 2, (seconds[3 * (n - 1) / 4] - seconds[(n - 1) / 4]) / 2};
 }
 
-/// x (n) = numbers of mean 0 and variance 1, evenly spread: a hash of the index (SplitMix64). Zeros would not do: their products
+/// x (n) = numbers of mean 0 and variance 1, evenly spread: random bits of the index. Zeros would not do: their products
 /// take less power, and so less time.
 template <class X>
 __global__ void random_kernel(X* x, size_t n, uint64_t seed) {
     for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
-        uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-        x[i] = from_float<X>((float(uint32_t(z >> 40)) * 0x1p-23f - 1) * 1.7320508f);
+        const uint64_t bits = splitmix64::element(seed * 0xd1342543de82ef95ull, i);
+        x[i] = from_float<X>((float(uint32_t(bits >> 40)) * 0x1p-23f - 1) * 1.7320508f);
     }
 }
 template <class X>
