@@ -2,12 +2,10 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "model/base/text.h"
 #include "model/device/graphs.cuh"
 #include "model/gpt.h"
 #include "model/run/feed.cuh"
@@ -26,19 +24,6 @@ inline std::vector<int32_t> random_tokens(size_t n, int V, uint64_t seed) {
 /// How many different ones there are.
 inline size_t count_different(const std::vector<int32_t>& tokens) {
     return std::unordered_set<int32_t>(tokens.begin(), tokens.end()).size();
-}
-
-/// The fastest of three runs or more, as many as that many seconds hold: on a CPU other processes only ever add to the time.
-inline double fastest(const std::function<void()>& work, double seconds) {
-    work();
-    double best = INFINITY;
-    const Stopwatch all;
-    for (int n = 0; n < 3 || all.seconds() < seconds; n++) {
-        const Stopwatch watch;
-        work();
-        best = std::min(best, watch.seconds());
-    }
-    return best;
 }
 
 /// The backward pass of the first layer's attention, of a model that has gone forward and backward, so that its tensors hold what they
