@@ -183,10 +183,10 @@ def words_of(claim):
 
 def find(claims, report):
     """Findings of every claim, one for each setting with runs of both arms, of step times also one for each card."""
+    by_unit = {NATS: by_seeds, COLLAPSE: by_collapse, BREAKS: by_signs, TO_LOSS: by_pairs} | dict.fromkeys(MASS, by_level)
     for claim in claims:
         e, unit = report.experiments.get(claim['experiment']), claim['unit']
         if unit == 'ratio of step time': yield from by_cards(claim, report)
-        by_unit = {NATS: by_seeds, COLLAPSE: by_collapse, BREAKS: by_signs, TO_LOSS: by_pairs} | dict.fromkeys(MASS, by_level)
         if e: yield from by_unit.get(unit, by_pairs if 'setting' in claim else by_rounds)(claim, e, report)
 
 
