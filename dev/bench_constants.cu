@@ -47,7 +47,7 @@ struct ProductRate {
 struct FragmentRate {
     static constexpr int AT_ONCE = 8;
     const RateTile& tile;
-    uint32_t nothing;   // 0, which the compiler does not know: it would leave out all loads but the first of an address
+    uint32_t nothing;   // 0 at run time: with a constant the compiler would drop all loads but the first of an address
     FragmentA<bf16> a[AT_ONCE] = {};
     __device__ explicit FragmentRate(const RateTile& from) : tile(from), nothing(uint32_t(to_float(from.x[0][0])) >> 8) {}
     __device__ __forceinline__ void round() {
@@ -117,7 +117,7 @@ __global__ void relay_kernel(int* flags, int* ticket, Stuck* stuck, int lap) {
     raise_flag(flags + mine, lap);
 }
 
-// ---- what they take
+// ---- their times, and the table
 
 class Constants {
 public:

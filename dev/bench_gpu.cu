@@ -4,8 +4,8 @@
 // --count prints what a step of causal launches, and the bytes that its operations move, on paper: nothing is timed and no GPU is
 // needed. Launches are the nodes of recorded CUDA graphs, of each operation and, to see that none is left out, of the whole step. They are
 // recorded with a small model of as many layers: the other sizes change only how many chunks of logits there are. On the emulator a
-// product is one launch; cuBLASLt may need a second one to add up its parts. Bytes are those of step_kernels.cuh, of the model that
-// was asked for, which takes no memory here.
+// product is one launch; cuBLASLt may need a second one to add up its parts. Bytes are those of step_kernels.cuh for the
+// model of --model, which takes no memory here.
 
 #include "dev/step_kernels.cuh"
 #include "dev/timing.cuh"
@@ -49,7 +49,7 @@ bool parse(int argc, char** argv, Options& o) {
     return parse_options(app, argc, argv);
 }
 
-// ---- what a step launches and moves, counted
+// ---- launches and bytes of a step, counted
 
 /// The same operations on the fewest numbers.
 Config small(Config c) {
@@ -120,7 +120,7 @@ void print_counts(GPU device, const Config& config, const Options& o) {
         fail(Exit::usage, "a step of the small model has ", launched, " launches, and dev/step_kernels.cuh describes ", described);
 }
 
-// ---- what is timed
+// ---- times
 
 void print_kernel(const StepKernel& k, const Timing& t, const Ceilings& top) {
     std::printf("| %-29s | %5.1f | %8.4f ms | %4.1f%% | %s %s %8.3f ms |\n", k.name.c_str(), k.count, t.seconds * 1e3,

@@ -150,7 +150,7 @@ def engine_turn(program, folder, shard, row, out):
 
 
 def torch_turn(name):
-    """What torch_worker() prints in a process of its own."""
+    """The record that torch_worker() prints, from a process of its own."""
     return json.loads(run("PyTorch", [sys.executable, __file__, "--worker", name]).strip().splitlines()[-1])
 
 

@@ -54,8 +54,8 @@ inline std::vector<Pattern> patterns(int T) {
             {"deepseek_sparse", ", 2048 keys, learning", {{"deepseek_sparse_top_k", 2048}, {"deepseek_sparse_distil", 1}}}};
 }
 
-/// One line per pattern whose name has the word in it: B sequences, NH query heads and NKV key/value heads of 64 numbers. `time` says how
-/// many seconds some work takes.
+/// One line per pattern whose name has the word in it: B sequences, NH query heads and NKV key/value heads of 64 numbers. `time`
+/// returns the seconds that some work takes.
 template <class X, class Device, class Time>
 void print_patterns(Device device, const std::vector<const Variant*>& variants, int B, int NH, int NKV, const PatternOptions& o,
                     Time time) {

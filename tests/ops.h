@@ -298,7 +298,7 @@ private:
 /// Every frequency divided by 4, and an attention factor, which no other type than yarn has: the formula is simple so.
 inline constexpr RopeScaling SCALED{.type = RopeScaling::Type::linear, .factor = 4, .attention_factor = 1.25};
 
-/// The outputs are those that are asked for: queries and keys before rotation, and rotated.
+/// Outputs: queries and keys before rotation (with `pre`), then rotated (with `rotated`).
 struct QkNormRope {
     int B, T, NH, NKV, HS;
     bool weights;                     // of QK-norm; without them only RoPE is left

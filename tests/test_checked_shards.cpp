@@ -61,11 +61,11 @@ bool passes(const std::string& path, int vocabulary) {
 TEST_CASE_METHOD(CheckCache, "a large shard is checked once, and again when it has changed") {
     const std::string path = write_shard(file_in(folder, "x_train_000001.bin"), std::vector<uint32_t>(large, 99), 500);
     CHECK_FALSE(passes(path, 99));
-    CHECK(names_in(records).empty());   // what failed is not remembered
+    CHECK(names_in(records).empty());   // a failed check leaves no record
     CHECK(passes(path, 100));
     CHECK(names_in(records).size() == 1);
 
-    falsify_record(records, 50, true);   // what the next check believes, it did not read
+    falsify_record(records, 50, true);   // a bound of 60 passes by this record alone: the tokens are 99
     CHECK(passes(path, 60));
     CHECK_FALSE(passes(path, 50));
     change_secretly(path, 300);

@@ -474,7 +474,7 @@ TEST_CASE("every key of config.json is computed, known to have no effect, or ref
     refused(llama, "use_sliding_window", true, "no sliding windows");
     object["hidden_act"] = "swish", object["is_decoder"] = true, object["temperature"] = 0.7;
     CHECK(refusal(object.dump()) == "");
-    object["some_scale"] = 2.5;   // perhaps a setting: the variant knows
+    object["some_scale"] = 2.5;   // perhaps a setting of the variant
     CHECK(read(object).settings == std::map<std::string, double>{{"some_scale", 2.5}});
 }
 
@@ -488,7 +488,7 @@ TEST_CASE("ids of what begins and ends a text come back: missing, null, one and 
     Config c = read(object);
     CHECK((c.end_of_text == -1 && c.ends_of_text() == std::vector<int>{1, 106}));
     CHECK((again(read(object))["eos_token_id"] == json{1, 106} && again(read(object))["bos_token_id"] == 3));
-    c.end_of_text = 106;   // as the tokenizer of the data says
+    c.end_of_text = 106;   // the tokenizer's of the data
     CHECK(again(c)["eos_token_id"] == json{1, 106});
     c.end_of_text = 7;
     CHECK(again(c)["eos_token_id"] == 7);

@@ -45,7 +45,7 @@ struct TinyRun {
     }
 };
 
-/// What most of these tests need, for TEST_CASE_METHOD.
+/// A run and a folder for it, for TEST_CASE_METHOD.
 struct RunFolder {
     TemporaryFolder folder;
     TinyRun run;

@@ -14,7 +14,7 @@ inline Config config_of_long_text(const ModelShape& form = {}, const std::map<st
     return c;
 }
 
-/// Writes greedily behind each prompt as many tokens as `counts` says, in the decoder's places; done(text) sees each text in the end.
+/// Writes counts[n] tokens greedily behind prompt n, in the decoder's places; done(text) is called with each finished text.
 template <class Decoder, class Done>
 void write_greedily(Decoder& decoder, const std::vector<std::vector<int32_t>>& prompts, const std::vector<int>& counts, Done done) {
     size_t begun = 0, ended = 0;

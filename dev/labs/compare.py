@@ -34,7 +34,7 @@ def number(x):
 
 
 def finite(difference):
-    """1 in place of what is no number."""
+    """The difference; 1 for NaN and infinity."""
     return difference if math.isfinite(difference) else 1.0
 
 

@@ -74,7 +74,7 @@ class Lab:
         return 'build/emulated/run_tests' if self.test.startswith('emulated/') else 'build/tests/run_tests'
 
     def how(self):
-        """What make is told for the hidden tests' program: this test alone, with a table of these variants."""
+        """The words for make that build the hidden tests' program: this test alone, with a table of these variants."""
         return [f'TESTS=build/tests/main.o build/tests/{self.test}.o', f'GPU_TESTS={self.source_of_test()[:-4]}.o',
                 'EMULATOR_TESTS=', f'VARIANTS={" ".join(self.variants) or "causal"}', self.program()]
 

@@ -113,7 +113,7 @@ def judge_ratio(ratios, claim, scale):
 
 
 def judge(number, tolerance, scale, interval, different, within, why_not):
-    """The rules at the top of this file. `interval` is (low, middle, high); tests say `different`, from 0, and within(margin)."""
+    """The rules at the top of this file. `interval` is (low, middle, high); `different` (from 0) and within(margin) are tests."""
     low, middle, high = interval
     margin = abs(number) / 4 if number else tolerance   # the largest difference that counts as none
     if scale != 'paper':

@@ -38,7 +38,7 @@ Descriptor file_of(std::string_view bytes) {
     return file;
 }
 
-// ---- compressed inputs of ./tokenize; the first byte chooses the format. The text is the same however much is asked for at a time.
+// ---- compressed inputs of ./tokenize; the first byte chooses the format. Reads of any size give the same text.
 
 constexpr size_t ENOUGH = size_t{1} << 24;   // a few bytes can be gigabytes of text
 
@@ -79,8 +79,8 @@ void write_and_read(const Config& config) noexcept {
 
 void fuzz_config(std::string_view bytes) { write_and_read(config_from_json(std::string(bytes), "fuzz")); }
 
-// ---- text. What GPT-2's rules encode decodes to the text again, with U+FFFD for what is no UTF-8; what Qwen's rules encode, to its NFC
-// form, which encodes to the same ids. The library utf8proc normalises whole texts too: nfc(), which looks for the places that need it,
+// ---- text. Ids of GPT-2's rules decode to the text, with U+FFFD in place of invalid UTF-8. Ids of Qwen's rules decode to its NFC form,
+// which encodes to the same ids. The library utf8proc normalises whole texts too: nfc(), which looks for the places that need it,
 // must agree.
 
 std::string nfc_by_utf8proc(const std::string& text) {
@@ -106,7 +106,7 @@ void fuzz_encode(std::string_view text) noexcept {
     require(text_of(*qwen, ids) == form && ids_of(*qwen, form) == ids);
 }
 
-// ---- evaluation items; the first byte chooses JSON Lines or llm.c's layout. What is read can be scored.
+// ---- evaluation items; the first byte chooses JSON Lines or llm.c's layout. Items that are read can be scored.
 
 void fuzz_evaluation(std::string_view bytes) {
     if (bytes.empty()) return;
@@ -167,7 +167,7 @@ void fuzz_safetensors(std::string_view bytes) {
     }
 }
 
-// ---- progress.json of a stopped ./tokenize: what is taken for one survives being written
+// ---- progress.json of a stopped ./tokenize: an accepted file survives writing and reading
 
 void fuzz_saved_run(std::string_view bytes) noexcept {
     const auto run = saved_run_from_json(std::string(bytes));

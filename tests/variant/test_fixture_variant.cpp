@@ -102,7 +102,7 @@ std::string norm_difference(const TensorList& list, const float* flat, const nlo
     return wrong;
 }
 
-/// Everything that the fixture knows.
+/// Everything in the fixture.
 void check_fixture(const Variant& variant, const std::filesystem::path& folder) {
     const Threads one(1);   // steps too small for several threads
     const Fixture f = load_fixture(folder);
