@@ -117,7 +117,7 @@ TEST_CASE("gradients are handed on from the buffer's end to its beginning, when 
             reached = begin;
         });
         CHECK(reached == 0);
-        CHECK(bit_difference(handed_on, trial.all(gpt.gradients)) == "");
+        CHECK(bit_difference(handed_on, trial.gradients()) == "");
     }
 }
 
@@ -145,7 +145,7 @@ TEST_CASE("a shorter and a smaller batch in a larger model are those of a model 
         INFO("T " << T);
         CHECK(bit_difference(activations(roomy), activations(exact)) == "");
         CHECK(roomy.loss_and_gradients() == exact.loss_and_gradients());
-        CHECK(difference(roomy.all(roomy.gpt.gradients), exact.all(exact.gpt.gradients), Tolerance{1e-13, 0}) == "");
+        CHECK(difference(roomy.gradients(), exact.gradients(), Tolerance{1e-13, 0}) == "");
     }
 }
 
@@ -232,7 +232,7 @@ TEST_CASE("layers of different mechanisms: gradients, recomputation to the bit, 
     for (Recompute what : {Recompute::cheap, Recompute::layers}) {
         Trial<float> recomputing(mixed, five_layers(), 2, 67, 2, 67, what);
         CHECK(recomputing.loss_and_gradients() == loss);
-        CHECK(bit_difference(recomputing.all(recomputing.gpt.gradients), keeping.all(keeping.gpt.gradients)) == "");
+        CHECK(bit_difference(recomputing.gradients(), keeping.gradients()) == "");
     }
     Trial<float> inference(mixed, five_layers(), 2, 67, 2, 67, Recompute::nothing, 0, 1, Mode::inference);
     CHECK(inference.loss() == loss);

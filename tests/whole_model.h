@@ -254,7 +254,7 @@ inline std::string model_gradient_difference(Trial<double>& trial, const std::st
     const Threads one(1);   // hundreds of passes too small for several threads
     trial.loss_and_gradients();
     trial.gpt.norm(CPU{});
-    const std::vector<double> gradients = trial.all(trial.gpt.gradients);
+    const std::vector<double> gradients = trial.gradients();
     std::mt19937 generator(7);
     return tensor_difference(trial.gpt.net.tensors, [&](const Tensor& t) -> std::string {
         if (!t.has_gradient() || t.name.find(of) == std::string::npos) return "";
