@@ -25,7 +25,8 @@ enum class AsgaGate { learned, window, none };
 template <bool geometric, AsgaGate gate, int M = 0>
 struct Asga : Policy {
     static constexpr bool learned = gate == AsgaGate::learned;
-    static constexpr Traits traits{.reads_qk_pre = learned, .gates_pairs = learned, .gate_of_units = M == 16};
+    static constexpr Traits traits{.reads_qk_pre = learned, .gates_pairs = learned, .gate_of_units = learned};
+    static constexpr int hidden_units = M;
     static constexpr bool modifies_scores = learned || geometric;   // with neither this is plain attention, and as fast
     static constexpr double eps = 1e-5;
     int m = 0;         // hidden units of the gate
@@ -72,7 +73,7 @@ struct Asga : Policy {
     // ---- score: scalars per head [c, b2, w2...], row features A_i, column features B_j
 
     constexpr Features features() const {
-        if (learned) return {2 + units(), units(), units()};
+        if (learned) return {.head = 2 + units(), .row = units(), .column = units(), .reach = units() == 16};
         return {geometric ? 1 : 0, 0, 0};
     }
 

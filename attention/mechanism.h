@@ -50,9 +50,13 @@ struct Features {
     int head = 0;     // per head
     int row = 0;      // per head and query
     int column = 0;   // per query head and key
-    bool tile = false;   // one per head, query tile and key tile
+    bool tile = false;    // one per head, query tile and key tile
+    bool reach = false;   // per head and sequence, found by a GPU's kernels: the largest |row(f)|, |column(f)| or |row(f) + column(f)|
     int token = 0;       // per token; not read by score(), kept by preprocess() for preprocess_backward()
 };
+
+/// How far Features::reach may go for the fast kernel of a gate of units (kernel/separable_gelu.h). Farther, a slower one computes.
+inline constexpr float MOST_REACH = 8;
 
 /// The largest number of features of one kind. The limit comes from the GPU's backward pass and holds on every device.
 inline constexpr int MOST_FEATURES = 264;
@@ -154,6 +158,7 @@ struct ScoreInputs {
     Wide<X>* head = nullptr;     // (NH, features.head); as a gradient (B, NH, features.head)
     Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     Wide<X>* column = nullptr;   // (B, NH, features.column, padded(T))
+    Wide<X>* reach = nullptr;    // (B, NH)
     Wide<X>* token = nullptr;    // (B, T, features.token); as a gradient, uninitialised memory for preprocess_backward()
     Wide<X>* gate = nullptr;     // (B, T, NH)
 
@@ -216,7 +221,8 @@ struct Traits {
 
     // Of the kernel.
     bool gates_pairs = false;     // a factor in (0, 1) on the score or weight of a pair: pair_gate(), shown by a monitor
-    bool gate_of_units = false;   // score() is the gate of hidden units that kernel/unit_gate.cuh computes in bf16
+    bool gate_of_units = false;   // score() is the gate of hidden units that kernel/unit_gate.cuh computes in bf16; P::hidden_units is
+                                  // their number, or 0 where only the settings tell
     bool reads_bits = false;      // AttentionForward::bits replaces visible(): selection, causality and documents in one
     bool long_visible = false;    // visible() is too long to unroll over all pairs of a GPU thread
 

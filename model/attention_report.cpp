@@ -19,7 +19,8 @@ struct Average {
 static constexpr std::pair<const char*, HeadTable BranchReport::*> TABLES[] = {
     {"entropy", &BranchReport::entropy}, {"normalised_entropy", &BranchReport::normalised}, {"mass_95", &BranchReport::mass_95},
     {"mass_99", &BranchReport::mass_99}, {"pairs", &BranchReport::pairs},                   {"tiles", &BranchReport::tiles},
-    {"gate", &BranchReport::gate},       {"gate_off", &BranchReport::gate_off},             {"pair_gate", &BranchReport::pair_gate}};
+    {"gate", &BranchReport::gate},       {"gate_off", &BranchReport::gate_off},             {"pair_gate", &BranchReport::pair_gate},
+    {"gate_reach", &BranchReport::gate_reach}};
 
 std::vector<int32_t> rows_to_weigh(int T, int R) {
     std::vector<int32_t> rows(std::min(T, R));
@@ -57,8 +58,10 @@ void add_layer(BranchReport& report, const LayerStatistics& s) {
     for (const auto& [key, table] : TABLES) (report.*table).emplace_back();
     for (int h = 0; h < NH; h++) {
         Average entropy, normalised, pairs, visited, gate, off, pair_gate;
+        double reach = s.reach.empty() ? NAN : 0;
         for (int b = 0; b < B; b++) {
             const size_t bh = size_t(b) * NH + h;
+            if (!s.reach.empty()) reach = std::max(reach, s.reach[bh]);
             for (int i = 0; i < T; i++) {
                 const size_t row = bh * T + i, token = (size_t(b) * T + i) * NH + h;
                 entropy.add(s.entropy[row]), pairs.add(s.pairs[row]), pair_gate.add(s.pair_gate[row], s.pairs[row]);
@@ -75,6 +78,7 @@ void add_layer(BranchReport& report, const LayerStatistics& s) {
         report.gate.back().push_back(gate.value());
         report.gate_off.back().push_back(off.value());
         report.pair_gate.back().push_back(pair_gate.value());
+        report.gate_reach.back().push_back(reach);
     }
 }
 
@@ -111,6 +115,11 @@ static std::string summary_of_branch(const BranchReport& r) {
     line += text(", pairs %.1f%%, tiles %.1f%%", 100 * mean_of(r.pairs), 100 * mean_of(r.tiles));
     if (!std::isnan(gate)) line += text(", gate %.2f (%.1f%% off)", gate, 100 * mean_of(r.gate_off));
     if (!std::isnan(pair_gate)) line += text(", pair gate %.2f", pair_gate);
+    double reach = 0;
+    for (const auto& layer : r.gate_reach)
+        for (double x : layer) reach = std::max(reach, std::isnan(x) ? 0 : x);
+    if (reach > 0) line += text(" of sums up to %.1f", reach);
+    if (reach > MOST_REACH) line += text(", which is beyond %.0f: those heads take the slower kernel", MOST_REACH);
     return line;
 }
 

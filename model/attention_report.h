@@ -20,6 +20,7 @@ struct BranchReport {
     HeadTable gate;               // multiplies the output of a token and head
     HeadTable gate_off;           // fraction of gate values that are exactly 0: heads switched off
     HeadTable pair_gate;          // inside the scores (Policy::pair_gate()), over visible pairs
+    HeadTable gate_reach;         // Features::reach, the farthest of the batch; NaN on a CPU
 };
 using AttentionReport = std::vector<BranchReport>;
 
@@ -28,6 +29,7 @@ struct LayerStatistics {
     int B, NH, T;
     std::vector<double> entropy, pairs, tiles, pair_gate;   // (B, NH, T), tiles (B, NH, tiles)
     std::vector<double> gate;                               // (B, T, NH), empty if there is none
+    std::vector<double> reach = {};                         // (B, NH), the same
     std::vector<double> weights = {};                       // (R, NH, T) of rows_to_weigh(T, R), empty if not measured
 };
 

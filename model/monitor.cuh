@@ -103,7 +103,8 @@ public:
 
     /// Adds them to the report. Branches are matched by name, since layers may have different ones; `names` and `gates` are this
     /// layer's, in the order of its statistics.
-    void finish_layer(Device device, const std::vector<std::string>& names, const std::vector<const W*>& gates, int B, int T) {
+    void finish_layer(Device device, const std::vector<std::string>& names, const std::vector<const W*>& gates, const W* reach, int B,
+                      int T) {
         const size_t rows = size_t(B) * NH_ * T, tiles = size_t(B) * NH_ * tiles_of(T);
         if (report_.empty())
             for (const std::string& name : branches_) report_.emplace_back().name = name;
@@ -116,7 +117,8 @@ public:
             const Statistics<X> of = of_layer_.of_branch(int(n), rows, tiles);
             add_layer(branch, {B, NH_, T, on_host(device, of.entropy, rows), on_host(device, of.pairs, rows),
                                on_host(device, of.tiles, tiles), on_host(device, of.pair_gate, rows),
-                               on_host(device, gates[n], gates[n] ? rows : 0), weights_});
+                               on_host(device, gates[n], gates[n] ? rows : 0),
+                               on_host(device, reach, reach ? size_t(B) * NH_ : 0), weights_});
         }
         weights_.clear();
     }
@@ -164,7 +166,8 @@ void observed_forward(Device device, GPT<Device, X>& gpt, const Batch& batch, Mo
                 return state.out;
             });
         gpt.layer_attention(device, l, batch, monitor.start_layer(device));
-        monitor.finish_layer(device, facts.branch_names, layer.branch_gates(in, state), batch.B, batch.T);
+        monitor.finish_layer(device, facts.branch_names, layer.branch_gates(in, state),
+                             std::is_same_v<Device, CPU> ? nullptr : state.score_inputs.reach, batch.B, batch.T);
         return batch.B * batch.T;
     };
     const AttentionOverride observed{nullptr, attend};

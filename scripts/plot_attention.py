@@ -27,6 +27,7 @@ MAPS = {
     'gate': ('gate, mean', None, None),
     'gate_off': ('gate, share of zeros', 0, 1),
     'pair_gate': ('gate on pairs, mean', 0, 1),
+    'gate_reach': ('farthest sum in a gate', 0, None),
 }
 
 

@@ -157,6 +157,7 @@ public:
         a_.B = p.B, a_.T = p.T, a_.S = p.S, a_.NH = p.NH, a_.NKV = p.NKV, a_.HS = p.HS;
         a_.q = {put<X>(arrays_, p.q), q_row()}, a_.k = {put<X>(arrays_, p.k), k_row()}, a_.v = {put<X>(arrays_, p.v), k_row()};
         a_.head = some<W>(p.head), a_.row = some<W>(p.row), a_.column = some<W>(p.column), a_.tile = some<W>(p.tile);
+        if (p.features.reach) a_.reach = put<W>(arrays_, Numbers(size_t(p.B) * p.NH, NAN));
         a_.list = {some<int>(p.list_count), some<int>(p.list_tiles), tiles_of(p.S)};
         a_.gate = some<W>(p.gate);
         a_.q_position = some<int>(p.q_position), a_.k_position = some<int>(p.k_position);
@@ -165,6 +166,7 @@ public:
     }
 
     const AttentionForward<X>& arguments() const { return a_; }
+    Numbers reach() const { return numbers_at(arrays_, a_.reach, size_t(p_.B) * p_.NH); }
 
     /// What a forward pass with these arguments has left.
     Results results() const {

@@ -30,7 +30,7 @@ TEST_CASE("attention report: averages per head over rows that have something to 
     const double ln2 = std::log(2.0);
     BranchReport r;
     add_layer(r, {2, 2, 2, {0, ln2, 0, 0, 0, ln2 / 2, 0, 0}, {1, 2, 0, 1, 1, 2, 0, 1}, {1, 0, 1, 1},
-                  {0.5, 0.25, 0, 1, 0.25, 0.5, 0, 0.5}, {0, 1, 0.5, 1, 0, 0, 0, 0.5}});
+                  {0.5, 0.25, 0, 1, 0.25, 0.5, 0, 0.5}, {0, 1, 0.5, 1, 0, 0, 0, 0.5}, {}, {5, 1, 4, 2}});
     CHECK(r.entropy[0][0] == 1.5 * ln2 / 4);
     CHECK(r.normalised[0][0] == 0.75);
     CHECK(std::isnan(r.normalised[0][1]));   // no row of head 1 has a choice
@@ -44,15 +44,19 @@ TEST_CASE("attention report: averages per head over rows that have something to 
     CHECK(r.gate_off[0][1] == 0.25);
     CHECK(r.pair_gate[0][0] == 0.25);        // 1.5 of six pairs
     CHECK(r.pair_gate[0][1] == 0.75);
+    CHECK((r.gate_reach[0][0] == 5 && r.gate_reach[0][1] == 2));
     CHECK(mean_of(r.normalised) == 0.75);    // of what there is
     const std::string all = summary_of({r});
-    CHECK(all == "entropy 0.13 nats (0.75 of log keys), pairs 66.7%, tiles 75.0%, gate 0.38 (50.0% off), pair gate 0.50");
-    r.gate = r.pair_gate = {{NAN, NAN}};
+    CHECK(all == "entropy 0.13 nats (0.75 of log keys), pairs 66.7%, tiles 75.0%, gate 0.38 (50.0% off), pair gate 0.50 of sums up to "
+                 "5.0");
+    r.gate_reach[0][1] = 9;
+    CHECK(summary_of({r}) == all.substr(0, all.size() - 3) + "9.0, which is beyond 8: those heads take the slower kernel");
+    r.gate = r.pair_gate = r.gate_reach = {{NAN, NAN}};
     CHECK(summary_of({r}).find("gate") == std::string::npos);
     std::vector<std::string> keys;
     for (const auto& [key, table] : tables_of({r}, {})) keys.push_back(key);
     CHECK(keys == std::vector<std::string>{"entropy", "normalised_entropy", "mass_95", "mass_99", "pairs", "tiles", "gate", "gate_off",
-                                           "pair_gate", "collapsed"});
+                                           "pair_gate", "gate_reach", "collapsed"});
     r.normalised = {{NAN, NAN}};
     CHECK(summary_of({r}) == "entropy 0.13 nats, pairs 66.7%, tiles 75.0%");
 }

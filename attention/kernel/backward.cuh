@@ -23,7 +23,8 @@
 // ------------------------------------------------------------------------------------------------ shapes, shared and global memory
 
 /// Tile sizes. A warp's 16-key tiles share every fragment of Q and dO that it loads. SMALL is for heads of 128 on GPUs with 99 KB of
-/// shared memory per block: half the keys and a single buffer of Q and dO, without overlapped copies.
+/// shared memory per block, and for a gate of units, whose numbers need the room: half the keys and a single buffer of Q and dO, whose
+/// copies overlap only with the products for dQ.
 template <class X_, int HS_, bool MODIFIED_, bool SMALL = false>
 struct BackwardShape {
     using X = X_;
@@ -42,6 +43,9 @@ struct BackwardShape {
     using Features = FeatureTiles<QUERIES, KEYS, BUFFERS, 2>;
     using Scores = Accumulator<M_TILES, STEP / 8>;   // transposed, of a part: the warp's keys and STEP queries
 };
+
+template <class X, int HS, class P>
+using BackwardShapeOf = BackwardShape<X, HS, MODIFIES_SCORES<P>, BY_UNITS<BackwardShape<X, HS, MODIFIES_SCORES<P>>, P>>;
 
 template <class Shape>
 struct BackwardShared {
@@ -81,10 +85,11 @@ private:
 
 /// The backward kernel's global memory. Query tiles have TILE rows, key tiles TILE columns or more.
 struct BackwardMemory {
-    int* work_counter;   // (1) number of started blocks: the index of the next block's work
+    int* work_counter;   // (2) number of started blocks: the index of the next block's work; of a gate's general kernel
     int* semaphore;      // (B, NH, query tiles) the last key tile that added to a query tile's gradients, or NO_TILE
     float* rows;         // (B, NH, query tiles, ROW_VALUES, TILE)
     float* head_parts;   // (B, NH, key tiles, features.head)
+    float* peaks;        // (B, NH, query tiles, PEAKS) the longest rows of dO times the gate
     Stuck* stuck = nullptr;   // report of a block whose wait timed out
 
     static constexpr int NO_TILE = -1;
@@ -92,10 +97,11 @@ struct BackwardMemory {
     BackwardMemory(std::byte* memory, int B, int T, int S, int NH, const Features& f) {
         const size_t query_tiles = size_t(B) * NH * tiles_of(T), key_tiles = size_t(B) * NH * tiles_of(S);
         BumpAllocator allocator(memory);
-        work_counter = allocator.take<int>(1);
+        work_counter = allocator.take<int>(2);
         semaphore = allocator.take<int>(query_tiles);
         rows = allocator.take<float>(query_tiles * ROW_VALUES * TILE);
         head_parts = allocator.take<float>(key_tiles * f.head);
+        peaks = allocator.take<float>(f.reach ? query_tiles * PEAKS : 0);
         bytes = allocator.bytes();
     }
     size_t bytes;
@@ -141,17 +147,22 @@ __global__ void __launch_bounds__(128)
     const int h = blockIdx.x, tile = blockIdx.y, b = blockIdx.z, i0 = tile * TILE;
     const size_t bh = size_t(b) * a.NH + h, tile_of_all = bh * tiles_of(a.T) + tile;
     if (threadIdx.x == 0) memory.semaphore[tile_of_all] = BackwardMemory::NO_TILE;
-    if (threadIdx.x == 0 && tile_of_all == 0) *memory.work_counter = 0;
+    if (threadIdx.x == 0 && tile_of_all == 0) memory.work_counter[0] = memory.work_counter[1] = 0;
     float* rows = memory.rows + tile_of_all * ROW_VALUES * TILE;
+    float peak = 0;   // of the squares of dO's rows times the gate
     for (int r = int(threadIdx.x) / PIECES; r < TILE; r += THREADS / PIECES) {
         const int i = i0 + r, d = int(threadIdx.x) % PIECES * PIECE;
         const size_t head = (size_t(b) * a.T + i) * a.NH + h;
-        float product = 0;
+        float product = 0, square = 0;
         if (i < a.T) {
             const Packed<X> gradient = load_packed(g.dout + head * HS + d), out = load_packed(a.out + head * HS + d);
             for (int e = 0; e < PIECE; e++) product += gradient[e] * out[e];
+            for (int e = 0; e < PIECE && P::traits.gate_of_units; e++) square += gradient[e] * gradient[e];
         }
-        for (int distance = PIECES / 2; distance > 0; distance /= 2) product += __shfl_xor_sync(ALL_LANES, product, distance);
+        for (int distance = PIECES / 2; distance > 0; distance /= 2) {
+            product += __shfl_xor_sync(ALL_LANES, product, distance);
+            if (P::traits.gate_of_units) square += __shfl_xor_sync(ALL_LANES, square, distance);
+        }
         if (d != 0) continue;
         const float lse = i < a.T ? a.lse[bh * a.T + i] : -INFINITY, gate = i < a.T && a.gate ? a.gate[head] : 1;
         rows[ROW_LSE * TILE + r] = lse > -INFINITY ? lse * LOG2_E : INFINITY;
@@ -159,6 +170,12 @@ __global__ void __launch_bounds__(128)
         rows[ROW_D * TILE + r] = MODIFIES_SCORES<P> ? of_row : rsqrtf(float(HS)) * of_row;
         rows[ROW_GATE * TILE + r] = gate;
         if (i < a.T && g.dgate) g.dgate[head] = product;
+        peak = fmaxf(peak, gate * gate * square);
+    }
+    if constexpr (P::traits.gate_of_units) {
+        static_assert(THREADS / WARP == PEAKS);
+        peak = sqrtf(warp_max(peak));
+        if (lane_of() == 0 && policy.features().reach) memory.peaks[tile_of_all * PEAKS + threadIdx.x / WARP] = peak;
     }
 
     const BackwardTiles<KEYS, X, P> tiles{policy, a, b, h};
@@ -192,7 +209,7 @@ struct PlainGradients : NoFeatures {
     const BackwardShared<Shape>& shared;
 
     __device__ PlainGradients(const P&, const AttentionForward<typename Shape::X>&, const AttentionBackward<typename Shape::X>&,
-                              const BackwardShared<Shape>& shared_, float*)
+                              const BackwardShared<Shape>& shared_, const float*, float*)
         : NoFeatures({}, nullptr), shared(shared_) {}
     static constexpr int rounds() { return 1; }
     __device__ void clear(Sums&) const {}
@@ -245,7 +262,7 @@ public:
     };
 
     __device__ PolicyGradients(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
-                               BackwardShared<Shape>& shared, float* memory)
+                               BackwardShared<Shape>& shared, const float* /*peaks*/, float* memory)
         : Tiles(policy.features(), memory), Inputs(policy.features(), memory + Tiles::bytes(policy.features()) / sizeof(float)),
           policy_(policy), a_(a), g_(g), shared_(shared) {}
     static constexpr size_t bytes(const Features& f) { return Tiles::bytes(f) + Inputs::bytes(f); }
@@ -365,7 +382,7 @@ public:
     __device__ __forceinline__ BackwardBlock(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
                                              const BackwardMemory& memory, BackwardShared<Shape>& shared, int work)
         : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared),
-          gradients_(policy, a, g, shared, reinterpret_cast<float*>(&shared + 1)), tile_(of_blocks().tile(work)),
+          gradients_(policy, a, g, shared, memory.peaks, reinterpret_cast<float*>(&shared + 1)), tile_(of_blocks().tile(work)),
           b_(of_blocks().pair(work) / a.NKV), warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
 
     static constexpr size_t shared_bytes(const Features& f) {
@@ -374,6 +391,7 @@ public:
 
     __device__ __forceinline__ void run() {
         const int group = a_.NH / a_.NKV, first_head = kv() * group, last_head = first_head + group;
+        if (!computes<Shape, P>(a_, b_, first_head, last_head)) return;
         int sums_of = first_head;   // the head of `sums`
         TileCursor cursor(0, tiles_of(a_.T));
         int held = -1;   // index of the semaphore that this block has yet to release
@@ -617,25 +635,41 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
                               const __grid_constant__ AttentionBackward<typename Shape::X> g,
                               const __grid_constant__ BackwardMemory memory) {
     auto& shared = dynamic_shared<BackwardShared<Shape>>();
-    if (threadIdx.x == 0) shared.work = atomicAdd(memory.work_counter, 1);
+    constexpr bool GENERAL_GATE = P::traits.gate_of_units && !BY_UNITS<Shape, P>;
+    if (threadIdx.x == 0) shared.work = atomicAdd(memory.work_counter + GENERAL_GATE, 1);
     __syncthreads();
     BackwardBlock<Shape, P>(policy, a, g, memory, shared, shared.work).run();
 }
 
 template <class Shape, class P, class X>
-void attention_backward_as(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
-                           const BackwardMemory& memory) {
+void launch_backward_kernel(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                            const BackwardMemory& memory) {
+    const size_t shared = BackwardBlock<Shape, P>::shared_bytes(policy.features());
+    require_shared_memory(shared, Shape::HS, policy.features());
+    const Grid blocks(blocks_for(a.S, Shape::KEYS) * a.NKV * a.B);
+    launch(device, attention_backward_kernel<Shape, P>, blocks, Shape::THREADS, shared, policy, a, g, memory);
+}
+
+/// `general` is the policy without a twin: it computes what a gate of units does not.
+template <class Shape, class P, class General, class X>
+void attention_backward_as(GPU device, const P& policy, const General& general, const AttentionForward<X>& a,
+                           const AttentionBackward<X>& g, const BackwardMemory& memory) {
     const Features f = policy.features();
     if (a.gate && !MAY_BE_GATED<P>)
         fail(Exit::usage, "attention's backward pass: arguments with a gate, for a policy without traits.gates_output");
-    const size_t shared = BackwardBlock<Shape, P>::shared_bytes(f), key_tiles = blocks_for(a.S, Shape::KEYS);
-    require_shared_memory(shared, Shape::HS, f);
-    const Grid query_tiles(a.NH, tiles_of(a.T), a.B), blocks(key_tiles * a.NKV * a.B);
-    launch(device, attention_prepare_kernel<X, Shape::HS, Shape::KEYS, P>, query_tiles, 128, 0, policy, a, g, memory);
-    launch(device, attention_backward_kernel<Shape, P>, blocks, Shape::THREADS, shared, policy, a, g, memory);
+    launch(device, attention_prepare_kernel<X, Shape::HS, Shape::KEYS, P>, Grid(a.NH, tiles_of(a.T), a.B), 128, 0, policy, a, g, memory);
+    if constexpr (BY_UNITS<Shape, P>) {
+        AttentionForward<X> rest = a;
+        if (BackwardBlock<Shape, P>::shared_bytes(f) > max_shared_memory()) rest.reach = nullptr;
+        if (rest.reach) launch_backward_kernel<Shape>(device, policy, a, g, memory);
+        launch_backward_kernel<BackwardShape<X, Shape::HS, true>>(device, general, rest, g, memory);
+    } else {
+        launch_backward_kernel<Shape>(device, policy, a, g, memory);
+    }
+    const int key_tiles = int(blocks_for(a.S, Shape::KEYS));
     if (f.head)
         launch(device, attention_head_sums_kernel<Wide<X>>, blocks_for(size_t(a.B) * a.NH * f.head, 128), 128, 0, g.dhead,
-               memory.head_parts, a.B * a.NH, int(key_tiles), f.head);
+               memory.head_parts, a.B * a.NH, key_tiles, f.head);
 }
 
 /// Gradients of attention_forward(): dq, dk, dv and those of the score inputs and the gate. `a` holds the forward call's arguments
@@ -654,11 +688,11 @@ void attention_backward(GPU device, const P& policy, const AttentionForward<X>& 
         BackwardMemory memory(g.workspace, a.B, a.T, a.S, a.NH, f);
         memory.stuck = stuck();
         for_head_size(a.HS, [&](auto HS) {
-            using Shape = BackwardShape<X, HS, MODIFIES_SCORES<Special>>;
+            using Shape = BackwardShapeOf<X, HS, Special>;
             if constexpr (Shape::tuned && HS > 64)
                 if (BackwardBlock<Shape, Special>::shared_bytes(f) > max_shared_memory())
-                    return attention_backward_as<BackwardShape<X, HS, false, true>>(device, special, a, g, memory);
-            attention_backward_as<Shape>(device, special, a, g, memory);
+                    return attention_backward_as<BackwardShape<X, HS, false, true>>(device, special, policy, a, g, memory);
+            attention_backward_as<Shape>(device, special, policy, a, g, memory);
         });
     });
 }

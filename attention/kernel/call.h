@@ -68,6 +68,7 @@ struct AttentionForward {
     const Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     const Wide<X>* column = nullptr;   // (B, NH, features.column, padded(S))
     const Wide<X>* tile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S))
+    Wide<X>* reach = nullptr;          // (B, NH) written by the forward pass; without memory for it the general kernel computes a gate
 
     TileList list;                     // tiles of a mask that the policy does not compute
     PairBits bits = {};                // pairs of such a mask
@@ -105,7 +106,7 @@ AttentionForward<X> kernel_arguments(const LayerInputs<X>& in, const LayerState<
     a.NH = in.NH, a.NKV = in.NKV, a.HS = in.HS;
     a.q = {in.q, in.qk_row}, a.k = {in.k, in.qk_row}, a.v = {in.v, in.v_row};
     a.head = state.score_inputs.head, a.row = state.score_inputs.row, a.column = state.score_inputs.column;
-    a.gate = state.score_inputs.gate;
+    a.reach = state.score_inputs.reach, a.gate = state.score_inputs.gate;
     a.documents = in.documents;
     a.out = state.out, a.gated_out = a.gate ? state.gated_out : nullptr, a.lse = state.lse;
     a.statistics = statistics;
@@ -137,6 +138,7 @@ ScoreInputs<X> take_score_inputs(BumpAllocator& allocator, const Features& f, bo
     if (f.head) e.head = allocator.take<Wide<X>>(size_t(copies) * NH * f.head);
     if (f.row) e.row = allocator.take<Wide<X>>(size_t(B) * NH * T * f.row);
     if (f.column) e.column = allocator.take<Wide<X>>(size_t(B) * NH * padded(T) * f.column);
+    if (f.reach) e.reach = allocator.take<Wide<X>>(size_t(B) * NH);
     if (f.token) e.token = allocator.take<Wide<X>>(size_t(B) * T * f.token);
     if (gated) e.gate = allocator.take<Wide<X>>(size_t(B) * T * NH);
     return e;

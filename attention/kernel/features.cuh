@@ -141,6 +141,9 @@ private:
 /// (or 1).
 enum RowValue { ROW_LSE, ROW_D, ROW_GATE, ROW_VALUES };
 
+/// The parts of a query tile of which each has its longest row of dO found.
+inline constexpr int PEAKS = 4;
+
 /// A query tile of a head that visits the key tile, with the buffers of its rows and its head's columns.
 struct QueryTileVisit {
     int h, tile;

@@ -51,8 +51,9 @@ __device__ __forceinline__ void mask(Accumulator<M, N>& s, const Walk& walk, con
 // ------------------------------------------------------------------------------------------------------------ shapes and the block
 
 /// Tile sizes. A warp's 16-row tiles share every fragment of K and V that it loads. A policy with its own scores spends its time on
-/// them and has fewer registers to spare.
-template <class X_, int HS_, bool MODIFIED>
+/// them and has fewer registers to spare. SINGLE is for a gate of units, whose numbers take twice the shared memory of K: three blocks
+/// on a multiprocessor hide the copies of one another.
+template <class X_, int HS_, bool MODIFIED, bool SINGLE = false>
 struct ForwardShape {
     using X = X_;
     static constexpr bool fast = std::is_same_v<X, bf16>;
@@ -65,11 +66,14 @@ struct ForwardShape {
     /// A single buffer each for K and V: two would take more than half the shared memory of an A100's multiprocessor, or all of an
     /// RTX 4090's. Values arrive while scores are computed, and the next keys while values are summed.
     static constexpr bool staggered = fast && !MODIFIED && HS > 64;
-    static constexpr int BUFFERS = fast && !staggered ? 2 : 1;
+    static constexpr int BUFFERS = fast && !staggered && !SINGLE ? 2 : 1;
     static constexpr int BLOCKS = MODIFIED && HS <= 64 ? 3 : 2;           // per multiprocessor, by registers
     using Features = FeatureTiles<QUERIES, KEYS, 1, BUFFERS>;
     using Scores = Accumulator<M_TILES, STEP / 8>;   // of a part: the warp's rows and STEP keys
 };
+
+template <class X, int HS, class P>
+using ForwardShapeOf = ForwardShape<X, HS, MODIFIES_SCORES<P>, BY_UNITS<ForwardShape<X, HS, MODIFIES_SCORES<P>>, P>>;
 
 template <class Shape>
 struct ForwardShared {
@@ -330,6 +334,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     using Counts = std::conditional_t<STATISTICS, RowStatistics<Shape, P>, NoStatistics>;
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
     ScoresOf<Shape, P> scores(policy.features(), reinterpret_cast<float*>(&shared + 1));
+    if (!computes<Shape, P>(a, blockIdx.z, blockIdx.y, blockIdx.y + 1)) return;
     const int b = blockIdx.z, h = blockIdx.y, kv = h / (a.NH / a.NKV), row0 = int(threadIdx.x) / WARP * Shape::ROWS;
     const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES;   // late rows see the most keys, so they start first
     const float to_z = scores.to_z(rsqrtf(float(HS)));
@@ -402,24 +407,40 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     write_rows<Shape>(shared, a, place(0), row0);
 }
 
+template <class Shape, class P>
+size_t forward_shared_bytes(const P& policy) {
+    return sizeof(ForwardShared<Shape>) + ScoresOf<Shape, P>::bytes(policy.features());
+}
+
+template <class Shape, class P, class X>
+void launch_forward_kernel(GPU device, const P& policy, const AttentionForward<X>& a) {
+    const size_t shared = forward_shared_bytes<Shape>(policy);
+    require_shared_memory(shared, Shape::HS, policy.features());
+    constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparison only: one kernel fewer to compile
+    const auto kernel = a.statistics ? attention_forward_kernel<Shape, true, P> : attention_forward_kernel<Shape, ALWAYS, P>;
+    launch(device, kernel, Grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B), Shape::THREADS, shared, policy, a);
+}
+
 /// Softmax attention under `policy`: out, lse, and the further results that the arguments request.
 /// Preconditions: as on the CPU; all pointers are in device memory; HS is 32, 64 or 128; rows of q, k, v and out begin at multiples
 /// of 16 bytes.
 template <class X, class P>
 void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a) {
     require_aligned(a.q, "q"), require_aligned(a.k, "k"), require_aligned(a.v, "v");
-    const bool statistics(a.statistics);
+    if constexpr (P::traits.gate_of_units)
+        if (a.reach) find_gate_reach(device, a);
     specialise(policy, [&](const auto& special) {
         using Special = std::decay_t<decltype(special)>;
         for_head_size(a.HS, [&](auto HS) {
-            using Shape = ForwardShape<X, HS, MODIFIES_SCORES<Special>>;
-            const size_t shared = sizeof(ForwardShared<Shape>) + ScoresOf<Shape, Special>::bytes(special.features());
-            require_shared_memory(shared, HS, special.features());
-            const Grid grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B);
-            constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparison only: one kernel fewer to compile
-            const auto kernel =
-                statistics ? attention_forward_kernel<Shape, true, Special> : attention_forward_kernel<Shape, ALWAYS, Special>;
-            launch(device, kernel, grid, Shape::THREADS, shared, special, a);
+            using Shape = ForwardShapeOf<X, HS, Special>;
+            if constexpr (BY_UNITS<Shape, Special>) {
+                AttentionForward<X> rest = a;
+                if (forward_shared_bytes<Shape>(special) > max_shared_memory()) rest.reach = nullptr;
+                if (rest.reach) launch_forward_kernel<Shape>(device, special, a);
+                launch_forward_kernel<Shape>(device, policy, rest);
+            } else {
+                launch_forward_kernel<Shape>(device, special, a);
+            }
         });
     });
 }

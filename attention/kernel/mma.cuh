@@ -1,6 +1,6 @@
 // The primitives of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor
-// cores, asynchronous copies, flags between blocks. All of the project's PTX is here, except for halves.cuh and a tanh in
-// model/device/math.h. Without nvcc the emulator's counterparts are called.
+// cores, asynchronous copies, flags between blocks. All of the project's PTX is here, except for a tanh in model/device/math.h.
+// Without nvcc the emulator's counterparts are called.
 //
 // A warp multiplies 16 x 16 by 16 x 8 elements at a time, D = A B + C. The hardware fixes the lane of each element (PTX ISA,
 // mma.m16n8k16). Each cell names the lane:
@@ -15,7 +15,8 @@
 // With g = lane / 4 and c = 2 (lane % 4), a lane holds rows g, g + 8 and columns c, c + 1, c + 8, c + 9 of A; rows c, c + 1, c + 8,
 // c + 9 and column g of B; rows g, g + 8 and columns c, c + 1 of D. Two adjacent D's thus have the layout of an A, and a result
 // enters the next product without leaving the registers.
-// bf16 uses the tensor cores. float has the same fragments and multiplies exactly, by shuffles; it is slow and for comparison only.
+// bf16 and fp16 use the tensor cores. float has the same fragments and multiplies exactly, by shuffles; it is slow and for comparison
+// only.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -81,6 +82,11 @@ __device__ __forceinline__ void copy_rows(Tile& to, const auto* from, int row, i
 
 // ---- fragments
 
+/// A number in half precision, in memory: eleven bits of precision, values up to 65504.
+struct fp16 {
+    uint16_t bits;
+};
+
 /// Two adjacent elements, in one register or two.
 template <class X>
 struct Two;
@@ -89,16 +95,44 @@ struct Two<bf16> {
     uint32_t bits;
 };
 template <>
+struct Two<fp16> {
+    uint32_t bits;
+};
+template <>
 struct Two<float> {
     float2 pair;
 };
 /// Stores both elements; the address must be a multiple of their size.
-__device__ __forceinline__ void store_two(bf16* to, const Two<bf16>& two) { *reinterpret_cast<uint32_t*>(to) = two.bits; }
+template <class X>
+__device__ __forceinline__ void store_two(X* to, const Two<X>& two) {
+    static_assert(sizeof(X) == 2);
+    *reinterpret_cast<uint32_t*>(to) = two.bits;
+}
 __device__ __forceinline__ void store_two(float* to, const Two<float>& two) { *reinterpret_cast<float2*>(to) = two.pair; }
 __device__ __forceinline__ void make_two(Two<float>& to, float x, float y) { to.pair = make_float2(x, y); }
 __device__ __forceinline__ void make_two(Two<bf16>& to, float x, float y) {
     const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
     std::memcpy(&to.bits, &both, sizeof to.bits);
+}
+__device__ __forceinline__ void make_two(Two<fp16>& to, float x, float y) {
+#if defined(__CUDACC__)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(to.bits) : "f"(y), "f"(x));
+#else
+    to.bits = emulator::f16x2_of_floats(x, y);
+#endif
+}
+/// The two elements at `from`, an even index.
+__device__ __forceinline__ float2 load_two(const fp16* from) {
+    const uint32_t bits = *reinterpret_cast<const uint32_t*>(from);
+#if defined(__CUDACC__)
+    float2 both;
+    asm("{ .reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        : "=f"(both.x), "=f"(both.y)
+        : "r"(bits));
+    return both;
+#else
+    return emulator::floats_of_f16x2(bits);
+#endif
 }
 
 /// Parts of A begin at (g, c), (g + 8, c), (g, c + 8), (g + 8, c + 8); those of B at rows c and c + 8 of column g.
@@ -114,7 +148,7 @@ struct FragmentB {
 /// ldmatrix: four 8 x 8 matrices, 32 bits of each per lane. `row` points to a row of 8 elements; lanes 8 n .. 8 n
 /// + 7 pass the rows of matrix n.
 template <bool transposed, class Fragment>
-__device__ __forceinline__ void load_matrices(Fragment& to, const bf16* row) {
+__device__ __forceinline__ void load_matrices(Fragment& to, const void* row) {
     static_assert(sizeof(Fragment) == 16);
     uint32_t r[4];
 #if defined(__CUDACC__)
@@ -143,7 +177,7 @@ __device__ __forceinline__ int warp_row() { return int(threadIdx.x) / WARP * 16;
 template <class X, int R, int C>
 __device__ __forceinline__ void load_a(FragmentA<X>& a, const SharedTile<X, R, C>& tile, int row, int column) {
     const int lane = lane_of();
-    if constexpr (std::is_same_v<X, bf16>) {
+    if constexpr (sizeof(X) == 2) {
         load_matrices<false>(a, &tile.x[row + lane % 16][column + lane / 16 * 8]);
     } else {
         for (int n = 0; n < 4; n++) {
@@ -157,7 +191,7 @@ __device__ __forceinline__ void load_a(FragmentA<X>& a, const SharedTile<X, R, C
 template <class X, int R, int C>
 __device__ __forceinline__ void load_a_transposed(FragmentA<X>& a, const SharedTile<X, R, C>& tile, int row, int column) {
     const int lane = lane_of();
-    if constexpr (std::is_same_v<X, bf16>) {
+    if constexpr (sizeof(X) == 2) {
         load_matrices<true>(a, &tile.x[row + lane % 8 + lane / 16 * 8][column + lane / 8 % 2 * 8]);
     } else {
         for (int n = 0; n < 4; n++) {
@@ -178,7 +212,7 @@ __device__ __forceinline__ void store_a(SharedTile<X, R, C>& tile, int row, int 
 template <class X, int R, int C>
 __device__ __forceinline__ void load_b(FragmentB<X> (&b)[2], const SharedTile<X, R, C>& tile, int row, int column) {
     const int lane = lane_of();
-    if constexpr (std::is_same_v<X, bf16>) {
+    if constexpr (sizeof(X) == 2) {
         load_matrices<false>(b, &tile.x[row + lane / 16 * 8 + lane % 8][column + lane / 8 % 2 * 8]);
     } else {
         for (int n = 0; n < 4; n++) {
@@ -192,7 +226,7 @@ __device__ __forceinline__ void load_b(FragmentB<X> (&b)[2], const SharedTile<X,
 template <class X, int R, int C>
 __device__ __forceinline__ void load_b_transposed(FragmentB<X> (&b)[2], const SharedTile<X, R, C>& tile, int row, int column) {
     const int lane = lane_of();
-    if constexpr (std::is_same_v<X, bf16>) {
+    if constexpr (sizeof(X) == 2) {
         load_matrices<true>(b, &tile.x[row + lane / 8 % 2 * 8 + lane % 8][column + lane / 16 * 8]);
     } else {
         for (int n = 0; n < 4; n++) {
@@ -218,12 +252,18 @@ struct Accumulator {
     /// Calls each(element, row, column) for the lane's elements, column by column.
     template <class Each>
     __device__ __forceinline__ void for_each(const Each& each) {
+        for_each_of_lane([&](float& x, int n, int tile, int side) { each(x, 8 * n + lane_row(), 8 * tile + lane_column() + side); });
+    }
+
+    /// Calls each(element, n, column_tile, side) for the lane's elements, with the arguments of at().
+    template <class Each>
+    __device__ __forceinline__ void for_each_of_lane(const Each& each) {
 #pragma unroll
         for (int tile = 0; tile < N; tile++)
 #pragma unroll
             for (int side = 0; side < 2; side++)
 #pragma unroll
-                for (int n = 0; n < ROWS; n++) each(at(n, tile, side), 8 * n + lane_row(), 8 * tile + lane_column() + side);
+                for (int n = 0; n < ROWS; n++) each(at(n, tile, side), n, tile, side);
     }
 
     /// The largest element of the lane's n-th row, in all four lanes that share it.
@@ -261,15 +301,22 @@ __device__ __forceinline__ Number row_sum(Number x) {
 // ---- products
 
 /// D += A B on the tensor cores, summed in float32.
-__device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<bf16>& a, const FragmentB<bf16>& b) {
+template <class X>
+__device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<X>& a, const FragmentB<X>& b) {
+    constexpr bool HALVES = std::is_same_v<X, fp16>;
     const uint32_t rows[4] = {a.part[0].bits, a.part[1].bits, a.part[2].bits, a.part[3].bits};
     const uint32_t columns[2] = {b.part[0].bits, b.part[1].bits};
 #if defined(__CUDACC__)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(columns[0]), "r"(columns[1]));
+    if constexpr (HALVES)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(columns[0]), "r"(columns[1]));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "r"(columns[0]), "r"(columns[1]));
 #else
-    emulator::mma_m16n8k16(d, rows, columns);
+    emulator::mma_m16n8k16(d, rows, columns, HALVES);
 #endif
 }
 
@@ -298,7 +345,7 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const FragmentA<floa
 
 /// Unroll factor of loops over products: float's bodies are long.
 template <class X>
-inline constexpr int UNROLL = std::is_same_v<X, bf16> ? 64 : 1;
+inline constexpr int UNROLL = sizeof(X) == 2 ? 64 : 1;
 
 /// sums += A B^T: rows a_row.. of one tile times rows b_row.. of another, over all columns.
 template <int M, int N, class X, int RA, int RB, int K>

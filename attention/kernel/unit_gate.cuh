@@ -1,111 +1,151 @@
 // A gate of hidden units in the kernels for bf16 (Traits::gate_of_units; asga.cuh has the formula and the code for other devices and
 // number types):
-//     z = c a s,   s = sigmoid(b + sum_f w_f GELU(A_f + B_f)),   head scalars [c, b, w_f], row features A_f, column features B_f
-// Every pair of tokens needs all units, so the instructions per unit determine the cost of the kernel. Two units are computed at once,
-// as Halves. With r^3 = sqrt(2/pi) 0.044715, K = sqrt(2/pi) / r and x = r (A + B), the argument of GELU's tanh is
-// y = x (x^2 + K), and
-//     t = tanh(y)    v = x + x t = 2 r GELU    sum += w_f v                                      five operations and the tanh
-//     2 GELU' - 1 = t + (3 x^2 + K) x (1 - t^2) = t + (3 (x^2 + K) - 2 K) (v - v t)              three more
-// Factors that do not depend on the pair (w_f, c, r, HS^-1/2) are applied to the finished sums. The sigmoid is a tanh as well:
-// s = (1 + tanh(u / 2)) / 2.
+//     z = c a s,   s = sigmoid(u),   u = b + sum_f w_f GELU(A_f + B_f),   head scalars [c, b, w_f], row features A_f, column features B_f
+// Sixteen units are one product of depth 128 on the tensor cores (separable_gelu.h), in half precision and summed in float32. Of both
+// passes, one side stays while tiles of the other stream by:
+//     u_sx / 2 = start_s + <stay_s, stream_x>     stay_s = w_f / 2 psi(A_sf)     start_s = b / 2 + sum_f w_f / 2 chi(A_sf)
+//                                                 stream_x = phi(B_xf)
+// Queries stay in the forward pass, keys in the backward pass, where the roles of A and B are exchanged. GELU(A + B) does not care. With
+// e = dL / d(u / 2) the gradients are products of the same depth,
+//     dA_f = <phi'(A_f), sum_keys e w_f / 2 psi(B_f)>     dB_f = w_f / 2 (<psi'(B_f), sum_queries e phi(A_f)> + chi'(B_f) sum_queries e)
+//     dw_f = 1/2 sum_keys (<psi(B_f), sum_queries e phi(A_f)> + chi(B_f) sum_queries e)
+// The functions depend on how far A_f, B_f and A_f + B_f reach in this head and sequence. Where that is beyond their table, and on a GPU
+// whose shared memory is too small, the kernels for any number of units compute the head instead.
 #pragma once
 #include "attention/kernel/features.cuh"
-#include "attention/kernel/halves.cuh"
+#include "attention/kernel/separable_gelu.h"
+
+struct UnitGate {
+    static constexpr int UNITS = 16, HEAD = 2 + UNITS, THREADS = 128;
+    static constexpr int DEPTH = UNITS * SeparableGelu::NUMBERS;
+    using Rows = SharedTile<fp16, TILE, DEPTH>;   // numbers 8 f .. 8 f + 7 of a row are those of unit f
+};
 
 /// Whether the kernels compute the policy's scores this way.
 template <class Shape, class P>
-inline constexpr bool BY_UNITS = Shape::fast && P::traits.gate_of_units;
+constexpr bool by_units() {
+    if constexpr (Shape::fast && P::traits.gate_of_units) return P::hidden_units == UnitGate::UNITS;
+    else return false;
+}
+template <class Shape, class P>
+inline constexpr bool BY_UNITS = by_units<Shape, P>();
 
-struct UnitGate {
-    static constexpr int UNITS = 16, PAIRS = UNITS / 2, THREADS = 128;
-    static constexpr float R = 0.32920349f, K = 2.42368195f;
-    /// Clamps for r A, r B and for w / 4 r. They keep 3 (x^2 + K) and the sums of weighted units below the largest half, 65504;
-    /// products with an overflow would be NaN.
-    static constexpr float MOST_FEATURE = 70, MOST_WEIGHT = 29;
-    static constexpr int ROW = PAIRS + 4;   // stride of tokens in shared memory; eight of them lie in different banks
-
-    static __device__ __forceinline__ float feature(float x) { return within(R * x, MOST_FEATURE); }
-    static __device__ __forceinline__ float weight(float w) { return within(w / (4 * R), MOST_WEIGHT); }
-
-private:
-    /// Keeps NaN, so that a diverged run is detected.
-    static __device__ __forceinline__ float within(float x, float most) { return x < -most ? -most : x > most ? most : x; }
-};
-
-/// The units of a token, or their weights, in pairs.
-using UnitPairs = Halves[UnitGate::PAIRS];
-
-/// From shared memory, starting with pair `first`, 0 or 4; with 4 the lower half comes last.
-__device__ __forceinline__ void read_units(UnitPairs& to, const Halves* from, int first = 0) {
-    for (int half = 0; half < 2; half++) {
-        const uint4 four = *reinterpret_cast<const uint4*>(from + (half ? first ^ 4 : first));
-        Halves* const pairs = to + 4 * half;
-        pairs[0].bits = four.x, pairs[1].bits = four.y, pairs[2].bits = four.z, pairs[3].bits = four.w;
-    }
+/// Whether this kernel computes heads first .. last - 1 of sequence b: the form by units and the one for any number share the work.
+template <class Shape, class P, class X>
+__device__ bool computes(const AttentionForward<X>& a, int b, int first, int last) {
+    if constexpr (!Shape::fast || !P::traits.gate_of_units) return true;
+    if (!a.reach) return !BY_UNITS<Shape, P>;
+    bool within = true;   // false for NaN
+    for (int h = first; h < last; h++) within = within && a.reach[size_t(b) * a.NH + h] <= MOST_REACH;
+    return within == BY_UNITS<Shape, P>;
 }
 
-/// Two units of a pair of tokens.
-struct HiddenUnits {
-    Halves p, t, value;   // x^2 + K, tanh(y), 2 r GELU
-    __device__ __forceinline__ HiddenUnits(Halves a, Halves b) {
-        const Halves x = a + b;
-        p = fma_of(x, x, both_halves(UnitGate::K));
-        t = tanh_of(x * p);
-        value = fma_of(x, t, x);
+/// The largest |A_f|, |B_f| or |A_f + B_f| of head blockIdx.x in sequence blockIdx.y, over all units and pairs. NaN is ignored here and
+/// found later.
+template <class Number>
+__global__ void __launch_bounds__(UnitGate::THREADS)
+    gate_reach_kernel(Number* reach, const Number* row, const Number* column, int T, int S) {
+    constexpr int UNITS = UnitGate::UNITS, PARTS = UnitGate::THREADS / UNITS;
+    auto& ends = dynamic_shared<float[4][UnitGate::THREADS]>();
+    const size_t bh = size_t(blockIdx.y) * gridDim.x + blockIdx.x;
+    const int unit = threadIdx.x % UNITS, part = int(threadIdx.x) / UNITS;
+    float low = INFINITY, high = -INFINITY, low_column = INFINITY, high_column = -INFINITY;
+    for (int i = part; i < T; i += PARTS) {
+        const float x = row[(bh * T + i) * UNITS + unit];
+        low = fminf(low, x), high = fmaxf(high, x);
     }
-    /// 2 GELU' - 1. Relies on tanh returning exactly 1 once saturated, which the conformance tests check on the GPU. The next value below
-    /// 1 would add 2^-10 x (3 x^2 + K), 0.02 at y = 9.5 and thousands at the largest x.
-    __device__ __forceinline__ Halves slope() const {
-        const Halves q = fma_of(p, both_halves(3), both_halves(-2 * UnitGate::K));
-        return fma_of(q, fma_of(-value, t, value), t);
+    for (int j = part; j < S; j += PARTS) {
+        const float x = column[(bh * UNITS + unit) * padded(S) + j];
+        low_column = fminf(low_column, x), high_column = fmaxf(high_column, x);
     }
-};
+    ends[0][threadIdx.x] = low, ends[1][threadIdx.x] = high, ends[2][threadIdx.x] = low_column, ends[3][threadIdx.x] = high_column;
+    __syncthreads();
+    if (threadIdx.x >= WARP) return;
+    for (int n = unit; n < UnitGate::THREADS; n += UNITS) {
+        low = fminf(low, ends[0][n]), high = fmaxf(high, ends[1][n]);
+        low_column = fminf(low_column, ends[2][n]), high_column = fmaxf(high_column, ends[3][n]);
+    }
+    const float highest = fmaxf(fmaxf(high, high_column), high + high_column), lowest = fminf(fminf(low, low_column), low + low_column);
+    const float most = warp_max(fmaxf(highest, -lowest));
+    if (threadIdx.x == 0) reach[bh] = most;
+}
 
-__device__ __forceinline__ float sum_of(Halves pair) {
-    const float2 both = floats_of(pair);
-    return both.x + both.y;
+/// Fills a.reach.
+template <class X>
+void find_gate_reach(GPU device, const AttentionForward<X>& a) {
+    launch(device, gate_reach_kernel<float>, Grid(a.NH, a.B), UnitGate::THREADS, sizeof(float[4][UnitGate::THREADS]), a.reach, a.row,
+           a.column, a.T, a.S);
 }
 
 /// Staging for the features of a tile of tokens: each thread copies eight of them from memory and converts them later.
 struct ArrivingFeatures {
-    alignas(16) float raw[2][UnitGate::THREADS][4];
+    alignas(16) float raw[TILE * UnitGate::UNITS / 4][4];   // pieces of four features
 
-    /// Token i0 + threadIdx.x / 2, units 8 (threadIdx.x % 2) ..; zero past the last token. `from` is (tokens, UNITS).
+    /// Features of TILE tokens from i0 on; zero past the last token. `from` is (tokens, UNITS): a piece has four units of a token.
     __device__ __forceinline__ void copy_rows(const float* from, int i0, int count) {
-        const int i = i0 + int(threadIdx.x) / 2, exist = i < count ? 16 : 0;
-        const float* at = from + (exist ? size_t(i) * UnitGate::UNITS + threadIdx.x % 2 * 8 : 0);
-        for (int n = 0; n < 2; n++) copy_async<16>(raw[n][threadIdx.x], at + (exist ? 4 * n : 0), exist);
+        each_piece([&](int piece) {
+            const int exist = i0 + piece / 4 < count ? 16 : 0;
+            copy_async<16>(raw[piece], from + (exist ? size_t(i0) * UnitGate::UNITS + 4 * piece : 0), exist);
+        });
     }
-    __device__ __forceinline__ void convert_rows(Halves (*to)[UnitGate::ROW]) const {
-        *reinterpret_cast<uint4*>(&to[threadIdx.x / 2][threadIdx.x % 2 * 4]) =
-            make_uint4(pair(0, 0, 0, 1).bits, pair(0, 2, 0, 3).bits, pair(1, 0, 1, 1).bits, pair(1, 2, 1, 3).bits);
+    /// The same of (UNITS, padded(count)): a piece has a unit of four tokens.
+    __device__ __forceinline__ void copy_columns(const float* from, int j0, int count) {
+        each_piece([&](int piece) {
+            const int j = j0 + piece / UnitGate::UNITS * 4, exist = 4 * max(0, min(4, count - j));
+            copy_async<16>(raw[piece], from + (exist ? size_t(piece % UnitGate::UNITS) * padded(count) + j : 0), exist);
+        });
     }
 
-    /// Units 2 (threadIdx.x % 8) and the next, of four tokens from j0 + 4 (threadIdx.x / 8) on. `from` is (UNITS, padded(count)).
-    __device__ __forceinline__ void copy_columns(const float* from, int j0, int count) {
-        const int j = j0 + int(threadIdx.x) / 8 * 4, exist = 4 * max(0, min(4, count - j));
-        for (int n = 0; n < 2; n++)
-            copy_async<16>(raw[n][threadIdx.x], from + (exist ? size_t(threadIdx.x % 8 * 2 + n) * padded(count) + j : 0), exist);
+    /// Calls use(token, unit, feature) for the features that the thread has copied.
+    template <class Use>
+    __device__ __forceinline__ void each_of_rows(Use use) const {
+        each_piece([&](int piece) {
+            for (int n = 0; n < 4; n++) use(piece / 4, piece % 4 * 4 + n, raw[piece][n]);
+        });
     }
-    __device__ __forceinline__ void convert_columns(Halves (*to)[UnitGate::ROW]) const {
-        for (int n = 0; n < 4; n++) to[threadIdx.x / 8 * 4 + n][threadIdx.x % 8] = pair(0, n, 1, n);
+    template <class Use>
+    __device__ __forceinline__ void each_of_columns(Use use) const {
+        each_piece([&](int piece) {
+            for (int n = 0; n < 4; n++) use(piece / UnitGate::UNITS * 4 + n, piece % UnitGate::UNITS, raw[piece][n]);
+        });
     }
+    /// Feature `unit` of a token that was copied as a column, by any thread.
+    __device__ float of_column(int token, int unit) const { return raw[token / 4 * UnitGate::UNITS + unit][token % 4]; }
 
 private:
-    __device__ __forceinline__ Halves pair(int part, int n, int other_part, int m) const {
-        return make_halves(UnitGate::feature(raw[part][threadIdx.x][n]), UnitGate::feature(raw[other_part][threadIdx.x][m]));
+    template <class Use>
+    static __device__ __forceinline__ void each_piece(Use use) {
+#pragma unroll
+        for (int n = 0; n < TILE * UnitGate::UNITS / 4; n += UnitGate::THREADS) use(n + int(threadIdx.x));
     }
 };
 
+/// The eight numbers of a unit, each pair by pair(n).
+template <class Pair>
+__device__ __forceinline__ void store_unit(UnitGate::Rows& to, int token, int unit, Pair pair) {
+    Two<fp16> pairs[SeparableGelu::PAIRS];
+#pragma unroll
+    for (int n = 0; n < SeparableGelu::PAIRS; n++) {
+        const float2 numbers = pair(n);
+        make_two(pairs[n], numbers.x, numbers.y);
+    }
+    *reinterpret_cast<uint4*>(&to.x[token][unit * SeparableGelu::NUMBERS]) =
+        make_uint4(pairs[0].bits, pairs[1].bits, pairs[2].bits, pairs[3].bits);
+}
+
+/// The number of the lane's pair among the four of a unit, where a fragment has a unit per column tile.
+__device__ __forceinline__ int lane_pair() { return lane_column() / 2; }
+
 // ---- forward
 
-/// score() for a block: the features of its rows in registers, those of the keys in shared memory.
+/// score() for a block: its queries stay, in registers; keys stream through shared memory.
 template <class Shape>
 class UnitScores {
     static_assert(Shape::THREADS == UnitGate::THREADS && Shape::KEYS == TILE && Shape::M_TILES == 1);
+    static constexpr int STEPS = UnitGate::DEPTH / 16;
     struct Memory {
         ArrivingFeatures arriving;
-        alignas(16) Halves columns[Shape::BUFFERS][Shape::KEYS][UnitGate::ROW];
+        UnitGate::Rows keys[Shape::BUFFERS];
     };
 
 public:
@@ -115,18 +155,23 @@ public:
     /// The features of the thread's two rows of the tile at i0, and head h's scalars.
     template <int THREADS, class X>
     __device__ __forceinline__ void copy_row_features(const AttentionForward<X>& a, int b, int h, int i0, int) {
-        const float* numbers = a.head + size_t(h) * (2 + UnitGate::UNITS);
-        half_scale_ = 0.5f * numbers[0] * rsqrtf(float(Shape::HS)), half_bias_ = 0.5f * numbers[1];
-#pragma unroll
-        for (int n = 0; n < UnitGate::PAIRS; n++)
-            weights_[n] = make_halves(UnitGate::weight(numbers[2 + 2 * n]), UnitGate::weight(numbers[3 + 2 * n]));
+        const size_t bh = size_t(b) * a.NH + h;
+        const float* numbers = a.head + size_t(h) * UnitGate::HEAD;
+        gelu_ = SeparableGelu::for_reach(a.reach[bh]);
+        half_scale_ = 0.5f * numbers[0] * rsqrtf(float(Shape::HS));
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int i = min(i0 + int(threadIdx.x) / WARP * 16 + 8 * half + lane_row(), a.T - 1);
-            const float* row = a.row + ((size_t(b) * a.NH + h) * a.T + i) * UnitGate::UNITS;
+            float units[UnitGate::UNITS];
+            read_numbers(units, a.row + (bh * a.T + i) * UnitGate::UNITS);
+            start_[half] = 0.5f * numbers[1];
 #pragma unroll
-            for (int n = 0; n < UnitGate::PAIRS; n++)
-                rows_[half][n] = make_halves(UnitGate::feature(row[2 * n]), UnitGate::feature(row[2 * n + 1]));
+            for (int unit = 0; unit < UnitGate::UNITS; unit++) {
+                const float weight = 0.5f * numbers[2 + unit];
+                const float2 psi = gelu_.psi(units[unit], lane_pair());
+                make_two(queries_[unit / 2].part[unit % 2 * 2 + half], weight * psi.x, weight * psi.y);
+                start_[half] += weight * gelu_.chi(units[unit]);
+            }
         }
     }
     template <int THREADS, class X>
@@ -134,7 +179,11 @@ public:
         memory_.arriving.copy_columns(a.column + (size_t(b) * a.NH + h) * UnitGate::UNITS * padded(a.S), j0, a.S);
     }
     /// Called between wait_for_copies() and the __syncthreads() before the first read.
-    __device__ __forceinline__ void arrived(int buffer) const { memory_.arriving.convert_columns(memory_.columns[buffer]); }
+    __device__ __forceinline__ void arrived(int buffer) const {
+        memory_.arriving.each_of_columns([&](int key, int unit, float x) {
+            store_unit(memory_.keys[buffer], key, unit, [&](int n) { return gelu_.phi(x, n); });
+        });
+    }
 
     static __device__ float to_z(float) { return 1; }
 
@@ -142,96 +191,37 @@ public:
     template <bool GATES>
     __device__ __forceinline__ void score(Accumulator<1, 2>& z, Accumulator<1, 2>& gates, const auto& /*policy*/, const auto& /*a*/,
                                           const auto& /*walk*/, const TilePlace& /*at*/, int /*row0*/, int buffer, int c0) const {
+        Accumulator<1, 2> u;   // u / 2
+        u.for_each_of_lane([&](float& half, int row, int, int) { half = start_[row]; });
 #pragma unroll
-        for (int key = 0; key < 4; key++) {
-            const int n = key / 2, side = key % 2;
-            UnitPairs column;
-            read_units(column, memory_.columns[buffer][c0 + 8 * n + lane_column() + side]);
-#pragma unroll
-            for (int row = 0; row < 2; row++) {
-                Halves sum = both_halves(0);
-#pragma unroll
-                for (int k = 0; k < UnitGate::PAIRS; k++)
-                    sum = fma_of(weights_[k], HiddenUnits(rows_[row][k], column[k]).value, sum);
-                const float t = tanh_of(half_bias_ + sum_of(sum));
-                float& score = z.at(row, n, side);
-                score = half_scale_ * score, score = fmaf(score, t, score);
-                if (GATES) gates.at(row, n, side) = fmaf(0.5f, t, 0.5f);
-            }
+        for (int step = 0; step < STEPS; step++) {
+            FragmentB<fp16> keys[2];
+            load_b(keys, memory_.keys[buffer], c0, 16 * step);
+            for (int n = 0; n < 2; n++) multiply_add(u.d[0][n], queries_[step], keys[n]);
         }
+        u.for_each_of_lane([&](float& half, int row, int n, int side) {
+            const float t = tanh_of(half);
+            float& score = z.at(row, n, side);
+            score = half_scale_ * score, score = fmaf(score, t, score);
+            if (GATES) gates.at(row, n, side) = fmaf(0.5f, t, 0.5f);
+        });
     }
 
 private:
     Memory& memory_;
-    UnitPairs rows_[2], weights_;
-    float half_scale_, half_bias_;   // c / 2 sqrt(HS), b / 2
+    SeparableGelu gelu_;
+    FragmentA<fp16> queries_[STEPS];
+    float start_[2], half_scale_;   // half_scale_: c / 2 sqrt(HS)
 };
 
 // ---- backward
 
-/// A thread's sums for the gate over the queries of a head, without constant factors. Pairs of units start with pair
-/// lane_row() & 4: see summed_over_rows().
+/// A thread's sums for the gate over the queries of a head, without constant factors.
 struct UnitSums {
-    float scale = 0;                        // of dz (1 + tanh(u / 2)) q.k
-    float head[UnitGate::PAIRS][2] = {};    // of e v, where e = 2 dL/du
-    float column[2][UnitGate::PAIRS][2] = {}, column_total[2] = {};   // of the thread's keys: e (2 GELU' - 1), e
-
-    /// Writes the warp's sums with their factors: dcolumn (units, columns) of its 16 keys from j0 on, and its part of dhead. `numbers` are
-    /// the head's scalars, `scale_of_a` is HS^-1/2, and `room` has 1024 floats. It runs once per head and is compact rather than fast:
-    /// rolled loops over shared memory.
-    __device__ __forceinline__ void write(float* dcolumn, float* dhead, const float* numbers, float scale_of_a, int j0, int columns,
-                                          float* room) const {
-        const int lane = lane_of();
-#pragma unroll
-        for (int n = 0; n < 2 * UnitGate::UNITS; n++) {
-            const int key = n / UnitGate::UNITS, k = n % UnitGate::UNITS;
-            room[n * WARP + lane] = column[key][k / 2][k % 2] + column_total[key];
-        }
-        __syncwarp();
-#pragma unroll 1
-        for (int n = lane; n < 16 * UnitGate::UNITS; n += WARP) {
-            const int unit = n / 16, key = n % 16, first_lane = key % 8 * 4;
-            const float* const from = room + (key / 8 * UnitGate::UNITS + place(unit, first_lane)) * WARP + first_lane;
-            const float4 four = *reinterpret_cast<const float4*>(from);
-            const float sum = four.x + four.y + four.z + four.w;
-            if (j0 + key < columns) dcolumn[size_t(unit) * columns + j0 + key] = numbers[2 + unit] / 4 * sum;
-        }
-        __syncwarp();
-        room[lane] = scale * scale_of_a / 2, room[WARP + lane] = (column_total[0] + column_total[1]) / 2;
-#pragma unroll
-        for (int k = 0; k < UnitGate::UNITS; k++) room[(2 + k) * WARP + lane] = head[k / 2][k % 2] / (4 * UnitGate::R);
-        __syncwarp();
-        if (lane >= 2 + UnitGate::UNITS) return;
-        float sum = 0;
-#pragma unroll 1
-        for (int of = 0; of < WARP; of++) sum += room[(lane < 2 ? lane : 2 + place(lane - 2, of)) * WARP + of];
-        dhead[lane] = sum;
-    }
-
-private:
-    /// The place of a lane's sum for a unit.
-    static __device__ __forceinline__ int place(int unit, int lane) { return unit ^ (lane / 4 & 4) * 2; }
+    float scale = 0;             // of dz (1 + tanh(u / 2)) q.k
+    float total[2] = {};         // of the thread's keys: e = dL / d(u / 2)
+    Accumulator<1, UnitGate::DEPTH / 8> of_phi;   // of the warp's keys: 2^n e phi, with unit_factor()'s 2^n
 };
-
-/// Reduce-scatter of values[k] over the eight lanes that hold the same columns of a fragment: each lane ends with pair
-/// lane_row(). Lanes 16..31 hold the upper four pairs first, so that in the first step every lane keeps the first four and
-/// sends the others, without a select.
-__device__ __forceinline__ float2 summed_over_rows(float (&values)[UnitGate::PAIRS][2]) {
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        for (int n = 0; n < 2; n++) values[k][n] += __shfl_xor_sync(ALL_LANES, values[k + 4][n], 16);
-#pragma unroll
-    for (int half = 2; half > 0; half /= 2) {
-        const bool upper = lane_row() & half;
-#pragma unroll
-        for (int k = 0; k < half; k++)
-            for (int n = 0; n < 2; n++) {
-                const float keep = upper ? values[k + half][n] : values[k][n], give = upper ? values[k][n] : values[k + half][n];
-                values[k][n] = keep + __shfl_xor_sync(ALL_LANES, give, 4 * half);
-            }
-    }
-    return make_float2(values[0][0], values[0][1]);
-}
 
 /// score() and its gradients for a block's tiles of 64 queries and 64 keys.
 template <class Shape>
@@ -239,20 +229,26 @@ class UnitGradients : public ScoreInputSums<Shape> {
     using X = typename Shape::X;
     using Scores = typename Shape::Scores;
     using Inputs = ScoreInputSums<Shape>;
+    static constexpr int UNITS = UnitGate::UNITS;
     static_assert(Shape::THREADS == UnitGate::THREADS && Shape::KEYS == TILE && Shape::QUERIES == TILE && Shape::M_TILES == 1);
     struct Memory {
-        ArrivingFeatures arriving_rows, arriving_columns;
-        alignas(16) Halves rows[TILE][UnitGate::ROW], columns[TILE][UnitGate::ROW], weights[UnitGate::PAIRS];
-        alignas(8) float numbers[2 + UnitGate::UNITS], factors[UnitGate::UNITS];   // the head's scalars; w_f / 4
-        float half_scale, half_bias;                                               // c / 2 sqrt(HS), b / 2
+        ArrivingFeatures arriving_queries, arriving_keys;
+        UnitGate::Rows queries, keys;               // phi; w / 2 psi
+        SharedTile<fp16, TILE, TILE> e;             // 2^n e, transposed, of all warps
+        float start[TILE], numbers[UnitGate::HEAD];   // of the keys; the head's scalars
+        // Of the head. Registers have no room for them.
+        SeparableGelu gelu;
+        float half_scale;   // c / 2 sqrt(HS)
+        float factor;       // 2^n
+        int head;
     };
 
 public:
     using Sums = UnitSums;
-    static constexpr size_t bytes(const Features& f) { return sizeof(Memory) + Inputs::bytes(f); }
-    __device__ UnitGradients(const auto& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const auto& shared,
-                             float* memory)
-        : Inputs(policy.features(), memory + sizeof(Memory) / sizeof(float)), a_(a), g_(g), row_values_(shared.rows),
+    static constexpr size_t bytes(const Features&) { return sizeof(Memory) + Inputs::bytes({UnitGate::HEAD}); }
+    __device__ UnitGradients(const auto& /*policy*/, const AttentionForward<X>& a, const AttentionBackward<X>& g, const auto& shared,
+                             const float* peaks, float* memory)
+        : Inputs({UnitGate::HEAD}, memory + sizeof(Memory) / sizeof(float)), a_(a), g_(g), row_values_(shared.rows), peaks_(peaks),
           memory_(*reinterpret_cast<Memory*>(memory)) {}
     static constexpr int rounds() { return 1; }
     __device__ void clear(Sums& sums) const { sums = {}; }
@@ -261,130 +257,150 @@ public:
 
     template <int THREADS>
     __device__ __forceinline__ void copy_row_features(const AttentionForward<X>& a, int b, int h, int i0, int) const {
-        memory_.arriving_rows.copy_rows(a.row + (size_t(b) * a.NH + h) * a.T * UnitGate::UNITS, i0, a.T);
+        memory_.arriving_queries.copy_rows(a.row + head_of(b, h) * a.T * UNITS, i0, a.T);
     }
-    /// The same for columns, with the head's scalars, in pairs. Each thread copies the values that it will convert.
+    /// The same for columns, with the head's scalars.
     template <int THREADS>
     __device__ __forceinline__ void copy_column_features(const AttentionForward<X>& a, int b, int h, int j0, int) const {
-        memory_.arriving_columns.copy_columns(a.column + (size_t(b) * a.NH + h) * UnitGate::UNITS * padded(a.S), j0, a.S);
-        const float* numbers = a.head + size_t(h) * (2 + UnitGate::UNITS);
-        if (threadIdx.x <= UnitGate::PAIRS)
-            for (int n = 2 * threadIdx.x; n < 2 * int(threadIdx.x) + 2; n++) copy_async<4>(&memory_.numbers[n], numbers + n, 4);
+        memory_.arriving_keys.copy_columns(a.column + head_of(b, h) * UNITS * padded(a.S), j0, a.S);
+        if (threadIdx.x < UnitGate::HEAD) copy_async<4>(&memory_.numbers[threadIdx.x], a.head + h * UnitGate::HEAD + threadIdx.x, 4);
+        if (threadIdx.x == 0) memory_.head = int(head_of(b, h));
     }
-    /// Called between wait_for_copies() and the __syncthreads() before the first read. No thread reads features between the two barriers
-    /// after their last use, so a single buffer suffices.
+    /// Called by all threads between wait_for_copies() and the __syncthreads() before the first read.
     __device__ __forceinline__ void arrived(bool new_head) const {
-        memory_.arriving_rows.convert_rows(memory_.rows);
-        if (!new_head) return;
-        memory_.arriving_columns.convert_columns(memory_.columns);
-        if (threadIdx.x > UnitGate::PAIRS) return;
-        const int pair = int(threadIdx.x) - 1;
-        const float x = memory_.numbers[2 * threadIdx.x], y = memory_.numbers[2 * threadIdx.x + 1];
-        if (pair < 0) return void((memory_.half_scale = 0.5f * rsqrtf(float(Shape::HS)) * x, memory_.half_bias = 0.5f * y));
-        memory_.weights[pair] = make_halves(UnitGate::weight(x), UnitGate::weight(y));
-        memory_.factors[2 * pair] = x / 4, memory_.factors[2 * pair + 1] = y / 4;
+        __syncthreads();   // the previous tiles are no longer read, and the scalars are visible to all threads
+        const SeparableGelu gelu = new_head ? SeparableGelu::for_reach(a_.reach[memory_.head]) : memory_.gelu;
+        if (new_head) start_head(gelu);
+        memory_.arriving_queries.each_of_rows([&](int query, int unit, float x) {
+            store_unit(memory_.queries, query, unit, [&](int n) { return gelu.phi(x, n); });
+        });
     }
 
-    /// A rolled loop takes eight queries at a time, as the code of a query is long. Registers cannot be indexed, so the scores move
-    /// through tile 0 instead.
+    /// Turns S^T into P^T and dP^T into (scale dL/da)^T in place, and keeps e for the gradients of both sides.
     __device__ __forceinline__ void differentiate(Scores& s, Scores& dp, Sums& sums, const QueryPart& part, const auto& /*walk*/) const {
         const auto& rows = row_values_[part.visit.buffer];
-        unsigned hidden = part.hidden;
+        Scores u;   // u / 2, then 2^n e
+        u.for_each_of_lane([&](float& half, int key, int, int) { half = memory_.start[part.key0 + 8 * key + lane_row()]; });
+        rows_times_rows(u, memory_.keys, part.key0, memory_.queries, part.q0);
+        u.for_each_of_lane([&](float& half, int key, int n, int side) {
+            const int r = part.q0 + 8 * n + lane_column() + side, bit = 4 * n + 2 * key + side;
+            const float qk = s.at(key, n, side), t = tanh_of(half), z = memory_.half_scale * qk;
+            const float weight = exp2_of(fmaf(fmaf(z, t, z), LOG2_E, -rows[ROW_LSE][r])), p = part.hidden >> bit & 1 ? 0 : weight;
+            const float dz = p * (dp.at(key, n, side) - rows[ROW_D][r]), da = fmaf(dz, t, dz), ds = memory_.half_scale * da;
+            const float e = qk * fmaf(-ds, t, ds);
+            sums.scale += da * qk, sums.total[key] += e;
+            s.at(key, n, side) = p, dp.at(key, n, side) = ds, half = memory_.factor * e;
+        });
+        const FragmentA<fp16> left[1] = {u.template as_a<fp16>(0, 0)};
+        registers_times_rows(sums.of_phi, left, memory_.queries, part.q0);
+        store_a(memory_.e, part.key0, part.q0, left[0]);
+    }
+    __device__ __forceinline__ void keep_nothing(int q0, int count) const {
+        FragmentA<fp16> zero;
+        for (auto& part : zero.part) make_two(part, 0, 0);
+        for (int q = q0; q < q0 + count; q += 16) store_a(memory_.e, this->warp_ * 16, q, zero);
+    }
+
+    /// Adds to drow of a query tile: a warp has 32 queries and eight units, as it has dQ's rows, four units at a time.
+    __device__ __forceinline__ void add_tile(const TilePlace& at, bool first) const {
+        constexpr int TOGETHER = 4;
+        const int row0 = this->warp_ % 2 * 32, unit0 = this->warp_ / 2 * (UNITS / 2);
+        const float factor = 1 / memory_.factor;
+        float* const to = g_.drow + (head_of(at.b, at.h) * a_.T + at.i0) * UNITS;
 #pragma unroll 1
-        for (int n = 0; n < Scores::N; n++, hidden >>= 4) {
+        for (int unit = unit0; unit < unit0 + UNITS / 2; unit += TOGETHER) {
+            Accumulator<2, TOGETHER> sums;   // of e w / 2 psi
 #pragma unroll
-            for (int side = 0; side < 2; side++) {
-                const int r = part.q0 + 8 * n + lane_column() + side;
-                const float2 of_units = differentiate(s.d[0][0], dp.d[0][0], side, hidden, rows[ROW_LSE][r], rows[ROW_D][r], r,
-                                                      part.key0, sums);
-                *reinterpret_cast<float2*>(this->row_slab() + r * UnitGate::UNITS + 2 * lane_row()) = of_units;
+            for (int key = 0; key < TILE; key += 16) {
+                FragmentA<fp16> e[2];
+                load_a_transposed(e[0], memory_.e, key, row0);
+                load_a_transposed(e[1], memory_.e, key, row0 + 16);
+                registers_times_rows(sums, e, memory_.keys, key, unit * SeparableGelu::NUMBERS);
             }
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float done_s = s.d[0][0][e], done_dp = dp.d[0][0][e];
-                s.d[0][0][e] = s.d[0][1][e], dp.d[0][0][e] = dp.d[0][1][e];
-                s.d[0][1][e] = done_s, dp.d[0][1][e] = done_dp;
+            for (int n = 0; n < 4; n++) {
+                const int r = row0 + 8 * n + lane_row();
+                float of_unit[TOGETHER];
+#pragma unroll
+                for (int k = 0; k < TOGETHER; k++) {
+                    const float2 phi = load_two(&memory_.queries.x[r][(unit + k) * SeparableGelu::NUMBERS + lane_column()]);
+                    const float2 sum = make_float2(sums.at(n, k, 0), sums.at(n, k, 1));
+                    of_unit[k] = factor * row_sum(memory_.gelu.phi_slope(phi, lane_pair(), sum));
+                }
+                if (lane_column() != 0 || r >= at.rows) continue;
+                add_part(reinterpret_cast<float4*>(to + r * UNITS + unit), float4{of_unit[0], of_unit[1], of_unit[2], of_unit[3]}, first);
             }
         }
     }
 
-    /// Writes dcolumn and the key tile's part of dhead at the end of head h of sequence b. j0 is the warp's first key.
+    /// Writes dcolumn and the key tile's part of dhead at the end of head h of sequence b. j0 is the warp's first key. Shared memory
+    /// already has the next head's numbers.
     __device__ __forceinline__ void finish_head(int b, int h, int j0, float* head_parts, Sums& sums) const {
-        const int columns = padded(a_.S);
-        sums.write(g_.dcolumn + (size_t(b) * a_.NH + h) * UnitGate::UNITS * columns, this->head_slab(),
-                   a_.head + size_t(h) * (2 + UnitGate::UNITS), rsqrtf(float(Shape::HS)), j0, columns, this->row_slab());
+        const int columns = padded(a_.S), n = lane_pair();
+        const size_t bh = head_of(b, h);
+        const SeparableGelu gelu = SeparableGelu::for_reach(a_.reach[bh]);
+        const float factor = 1 / unit_factor(int(bh));
+        const float total[2] = {row_sum(sums.total[0]), row_sum(sums.total[1])};
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            const float weight = 0.5f * a_.head[h * UnitGate::HEAD + 2 + unit];
+            float of_weight = 0;
+#pragma unroll
+            for (int key = 0; key < 2; key++) {
+                const int j = j0 + 8 * key + lane_row();
+                const size_t at = (bh * UNITS + unit) * columns + j;
+                const float x = a_.column[at];
+                const float2 psi = gelu.psi(x, n);
+                const float2 of_phi = make_float2(factor * sums.of_phi.at(key, unit, 0), factor * sums.of_phi.at(key, unit, 1));
+                of_weight += psi.x * of_phi.x + psi.y * of_phi.y + (n == 3 ? gelu.chi(x) * total[key] : 0);
+                const float of_key = row_sum(gelu.psi_slope(psi, n, of_phi) + (n == 3 ? psi.x * total[key] : 0));
+                if (n == 0) g_.dcolumn[at] = weight * of_key;
+            }
+            of_weight = 0.5f * warp_sum(of_weight);
+            if (lane_of() == 0) this->head_slab()[2 + unit] = of_weight;
+        }
+        const float scale = warp_sum(sums.scale), of_bias = warp_sum(sums.total[0] + sums.total[1]);
+        if (lane_of() == 0) this->head_slab()[0] = 0.5f * rsqrtf(float(Shape::HS)) * scale, this->head_slab()[1] = 0.5f * of_bias;
         clear(sums);
         this->write_head(head_parts);
     }
 
-    /// Adds to drow of a query tile, four units at a time.
-    __device__ __forceinline__ void add_tile(const TilePlace& at, bool first) const {
-        constexpr int FOURS = UnitGate::UNITS / 4;
-        auto* const to = reinterpret_cast<float4*>(g_.drow + ((size_t(at.b) * a_.NH + at.h) * a_.T + at.i0) * UnitGate::UNITS);
-        for (int n = threadIdx.x; n < Shape::QUERIES * FOURS; n += Shape::THREADS) {
-            float4 sum{};
-            for (int slab = 0; slab < Shape::WARPS; slab++) {
-                const float4 more = reinterpret_cast<const float4*>(this->row_slabs_)[slab * Shape::QUERIES * FOURS + n];
-                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-            }
-            if (at.i0 + n / FOURS < a_.T) add_part(to + n, sum, first);
+private:
+    __device__ size_t head_of(int b, int h) const { return size_t(b) * a_.NH + h; }
+
+    /// The keys' numbers, and the head's.
+    __device__ __forceinline__ void start_head(const SeparableGelu& gelu) const {
+        const float factor = unit_factor(memory_.head);
+        if (threadIdx.x == 0) {
+            memory_.gelu = gelu, memory_.factor = factor;
+            memory_.half_scale = 0.5f * rsqrtf(float(Shape::HS)) * memory_.numbers[0];
         }
+        memory_.arriving_keys.each_of_columns([&](int key, int unit, float x) {
+            const float weight = 0.5f * memory_.numbers[2 + unit];
+            store_unit(memory_.keys, key, unit, [&](int n) {
+                const float2 psi = gelu.psi(x, n);
+                return make_float2(weight * psi.x, weight * psi.y);
+            });
+        });
+        if (threadIdx.x >= TILE) return;
+        float start = 0.5f * memory_.numbers[1];
+        for (int unit = 0; unit < UNITS; unit++)
+            start += 0.5f * memory_.numbers[2 + unit] * gelu.chi(memory_.arriving_keys.of_column(threadIdx.x, unit));
+        memory_.start[threadIdx.x] = start;
     }
 
-private:
-    /// For query r and the thread's two keys, key0 + lane_row() and eight further: turns q.k into P and dO.v into HS^-1/2 dL/da in place,
-    /// in elements 2 key + side of s and dp, which are also their bits in `hidden`. Returns the gradient of the query's features, summed
-    /// over the warp's keys, for the pair of units lane_row().
-    __device__ __forceinline__ float2 differentiate(float (&s)[4], float (&dp)[4], int side, unsigned hidden, float lse, float d,
-                                                    int r, int key0, UnitSums& sums) const {
-        const int first = lane_row() & 4;
-        const float half_scale = memory_.half_scale, half_bias = memory_.half_bias;
-        UnitPairs weights, row;
-        read_units(weights, memory_.weights, first);
-        read_units(row, memory_.rows[r], first);
-        Halves values[2][UnitGate::PAIRS], slopes[2][UnitGate::PAIRS];
-        float e[2];
-#pragma unroll
-        for (int key = 0; key < 2; key++) {
-            UnitPairs column;
-            read_units(column, memory_.columns[key0 + 8 * key + lane_row()], first);
-            Halves sum = both_halves(0);
-#pragma unroll
-            for (int k = 0; k < UnitGate::PAIRS; k++) {
-                const HiddenUnits units(row[k], column[k]);
-                sum = fma_of(weights[k], units.value, sum);
-                values[key][k] = units.value, slopes[key][k] = units.slope();
-            }
-            const float t = tanh_of(half_bias + sum_of(sum));
-            const int n = 2 * key + side;
-            const float z = half_scale * s[n], weight = exp2_of(fmaf(fmaf(z, t, z), LOG2_E, -lse));
-            const float p = hidden >> n & 1 ? 0 : weight, dz = p * (dp[n] - d), da = fmaf(dz, t, dz);
-            const float ds = half_scale * da;
-            sums.scale += da * s[n];
-            e[key] = s[n] * fmaf(-ds, t, ds);
-            sums.column_total[key] += e[key];
-            s[n] = p, dp[n] = ds;
-        }
-        float of_row[UnitGate::PAIRS][2];
-#pragma unroll
-        for (int k = 0; k < UnitGate::PAIRS; k++) {
-            of_row[k][0] = of_row[k][1] = e[0] + e[1];
-#pragma unroll
-            for (int key = 0; key < 2; key++) {
-                const float2 value = floats_of(values[key][k]), slope = floats_of(slopes[key][k]);
-                of_row[k][0] = fmaf(e[key], slope.x, of_row[k][0]), of_row[k][1] = fmaf(e[key], slope.y, of_row[k][1]);
-                sums.column[key][k][0] = fmaf(e[key], slope.x, sums.column[key][k][0]);
-                sums.column[key][k][1] = fmaf(e[key], slope.y, sums.column[key][k][1]);
-                sums.head[k][0] = fmaf(e[key], value.x, sums.head[k][0]), sums.head[k][1] = fmaf(e[key], value.y, sums.head[k][1]);
-            }
-        }
-        const float2 sum = summed_over_rows(of_row);
-        const float* factors = &memory_.factors[2 * lane_row()];
-        return make_float2(factors[0] * sum.x, factors[1] * sum.y);
+    /// 2^n, by which e is multiplied to fit into half precision: the longest row of dO becomes 8 to 16 long. Called by whole warps.
+    __device__ float unit_factor(int bh) const {
+        const int count = tiles_of(a_.T) * PEAKS;
+        float peak = 0;
+        for (int n = lane_of(); n < count; n += WARP) peak = fmaxf(peak, peaks_[size_t(bh) * count + n]);
+        const int exponent = max(-100, min(100, ilogbf(warp_max(peak))));
+        return ldexpf(8, -exponent);
     }
 
     const AttentionForward<X>& a_;
     const AttentionBackward<X>& g_;
     const float (*row_values_)[ROW_VALUES][Shape::QUERIES];   // of each buffer
+    const float* peaks_;                                      // (B, NH, query tiles, PEAKS) BackwardMemory::peaks
     Memory& memory_;
 };

@@ -13,6 +13,7 @@
 // ---- keywords. Not __noinline__, which the C++ library uses itself, and not __shared__: kernels take dynamic_shared().
 #define __global__
 #define __device__
+#define __constant__
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)

@@ -45,11 +45,15 @@ void ldmatrix(uint32_t (&registers)[N], const void* row, Location at = Location:
 struct MultiplyAdd {
     float* d;
     const uint32_t *a, *b;
+    bool halves;   // fp16 instead of bf16
 };
 
 using EightFloats = float __attribute__((vector_size(32)));
 
-inline float bf16_of_pair(uint32_t pair, int which) { return std::bit_cast<float>(which ? pair & 0xffff0000 : pair << 16); }
+inline float number_of_pair(uint32_t pair, int which, bool halves) {
+    if (halves) return which ? floats_of_f16x2(pair).y : floats_of_f16x2(pair).x;
+    return std::bit_cast<float>(which ? pair & 0xffff0000 : pair << 16);
+}
 
 /// D (16, 8) += A (16, 16) B (16, 8). Lane t holds, for row g = t / 4 and columns k = 2 (t mod 4), k + 1:
 ///   A: rows g, g + 8 of columns k, then the same rows of columns k + 8;  B: rows k, then k + 8, of column g;  D: rows g, g + 8.
@@ -61,12 +65,12 @@ inline void multiply_add(MultiplyAdd** lanes) {
         const MultiplyAdd& lane = *lanes[t];
         const int g = t / 4, k = t % 4 * 2;
         for (int h = 0; h < 2; h++) {
-            A[g][k + h] = bf16_of_pair(lane.a[0], h);
-            A[g + 8][k + h] = bf16_of_pair(lane.a[1], h);
-            A[g][k + 8 + h] = bf16_of_pair(lane.a[2], h);
-            A[g + 8][k + 8 + h] = bf16_of_pair(lane.a[3], h);
-            B[k + h][g] = bf16_of_pair(lane.b[0], h);
-            B[k + 8 + h][g] = bf16_of_pair(lane.b[1], h);
+            A[g][k + h] = number_of_pair(lane.a[0], h, lane.halves);
+            A[g + 8][k + h] = number_of_pair(lane.a[1], h, lane.halves);
+            A[g][k + 8 + h] = number_of_pair(lane.a[2], h, lane.halves);
+            A[g + 8][k + 8 + h] = number_of_pair(lane.a[3], h, lane.halves);
+            B[k + h][g] = number_of_pair(lane.b[0], h, lane.halves);
+            B[k + 8 + h][g] = number_of_pair(lane.b[1], h, lane.halves);
             D[g][k + h] = lane.d[h];
             D[g + 8][k + h] = lane.d[2 + h];
         }
@@ -80,9 +84,10 @@ inline void multiply_add(MultiplyAdd** lanes) {
     }
 }
 
-/// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
-inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Location at = Location::current()) {
-    MultiplyAdd mine{d, a, b};
+/// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32, or .f32.f16.f16.f32.
+inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool halves,
+                         Location at = Location::current()) {
+    MultiplyAdd mine{d, a, b, halves};
     meet_in_warp("mma.m16n8k16", mine, at, multiply_add);
 }
 

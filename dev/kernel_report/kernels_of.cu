@@ -18,7 +18,7 @@ template <class Shape, class P>
 __global__ void attention_backward_kernel_facts(const __grid_constant__ P policy) {
     __nanosleep(BackwardBlock<Shape, P>::shared_bytes(policy.features()));
     __nanosleep(Shape::QUERIES / Shape::STEP);
-    __nanosleep(BY_UNITS<Shape, P> ? Shape::STEP / 8 : 1);
+    __nanosleep(1);
 }
 template <class Shape, class P, class Slots>
 __global__ void decode_kernel_facts(const __grid_constant__ P /*policy*/) {
@@ -36,8 +36,8 @@ constexpr bool left_out() {
 
 template <class P, int HS, bool WITH_KERNELS = true>
 void instantiate() {
-    using Forward = ForwardShape<bf16, HS, MODIFIES_SCORES<P>>;
-    using Backward = BackwardShape<bf16, HS, MODIFIES_SCORES<P>>;
+    using Forward = ForwardShapeOf<bf16, HS, P>;
+    using Backward = BackwardShapeOf<bf16, HS, P>;
     static void* volatile kernel;
     kernel = (void*)attention_forward_kernel_facts<Forward, false, P>, kernel = (void*)attention_backward_kernel_facts<Backward, P>;
     if constexpr (WITH_KERNELS) {

@@ -148,4 +148,43 @@ TEMPLATE_TEST_CASE("conformance: a result is the next product's factor, and is s
     CHECK(d.numbers() == second);
 }
 
+/// d (16 x 16) = A B^T of numbers that are rounded to half precision, and d itself so rounded.
+__global__ void halves_kernel(float* d, const float* a, const float* b) {
+    auto& shared = dynamic_shared<TwoTiles<fp16>>();
+    for (int n = 2 * threadIdx.x; n < ROWS * COLUMNS; n += 2 * WARP) {
+        Two<fp16> pair;
+        make_two(pair, a[n], a[n + 1]);
+        store_two(&shared.a.x[n / COLUMNS][n % COLUMNS], pair);
+        make_two(pair, b[n], b[n + 1]);
+        store_two(&shared.b.x[n / COLUMNS][n % COLUMNS], pair);
+    }
+    __syncthreads();
+    Accumulator<1, 2> sums;
+    rows_times_rows(sums, shared.a, A_ROW, shared.b, B_ROW);
+    write_result(d, sums.d[0][0], sums.d[0][1]);
+    __syncthreads();
+    store_a(shared.a, A_ROW, A_COLUMN, sums.as_a<fp16>(0, 0));
+    __syncthreads();
+    for (int n = 2 * threadIdx.x; n < 256; n += 2 * WARP) {
+        const float2 pair = load_two(&shared.a.x[A_ROW + n / 16][A_COLUMN + n % 16]);
+        d[256 + n] = pair.x, d[256 + n + 1] = pair.y;
+    }
+}
+
+TEST_CASE("conformance: products in half precision, and numbers rounded to it", "[gpu][conformance]") {
+    auto a = integers(ROWS * COLUMNS, 5), b = integers(ROWS * COLUMNS, 6);
+    for (double& x : a) x += 8.5;   // so that sums are above 2048, where halves are even numbers
+    for (double& x : b) x += 8;
+    const DeviceArray<float> on_a(a), on_b(b);
+    std::vector<double> expected(512);
+    for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 16; n++) {
+            double& sum = expected[16 * m + n];
+            for (int k = 0; k < COLUMNS; k++) sum += a[(A_ROW + m) * COLUMNS + k] * b[(B_ROW + n) * COLUMNS + k];
+            const double unit = std::ldexp(1, std::ilogb(sum) - 10);
+            expected[256 + 16 * m + n] = std::nearbyint(sum / unit) * unit;
+        }
+    CHECK(made_by(halves_kernel, 512, WARP, sizeof(TwoTiles<fp16>), on_a.data(), on_b.data()) == expected);
+}
+
 }   // namespace
