@@ -308,5 +308,10 @@ cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, int value
     const bool possible = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || size_t(value) <= emulator::max_shared();
     return emulator::result(possible ? cudaSuccess : cudaErrorInvalidValue);
 }
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int threads, size_t shared) {
+    *blocks = int(std::min<size_t>(2048 / threads, emulator::max_shared() / std::max<size_t>(shared, 1)));
+    return cudaSuccess;
+}
 
 #undef EMULATOR_AT

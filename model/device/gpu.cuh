@@ -4,7 +4,7 @@
 // Rules for kernels, so that both work:
 //   - shared memory is one struct per kernel, accessed by dynamic_shared<Struct>(); the launch passes sizeof(Struct)
 //   - blocks of whole warps; every thread of a block reaches every __syncthreads(); warp operations with all 32 lanes
-//   - PTX only inside the wrappers of attention/kernel/mma.cuh, except one tanh in math.h
+//   - PTX only inside the wrappers of attention/kernel/mma.cuh, except one tanh in math.h; copies of CUDA's cuda_pipeline.h elsewhere
 //   - no float atomics: runs are bit-identical
 #pragma once
 #include <cuda_bf16.h>
@@ -94,6 +94,17 @@ inline size_t max_shared_memory() {
     check(cudaGetDevice(&device));
     check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     return size_t(most);
+}
+
+/// How many blocks of a kernel run on this GPU at a time.
+template <class... Parameters>
+size_t resident_blocks(void (*kernel)(Parameters...), int threads, size_t shared) {
+    int device = 0, multiprocessors = 0, of_each = 0;
+    check(cudaGetDevice(&device));
+    check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_each, kernel, threads, shared));
+    return size_t(multiprocessors) * of_each;
 }
 
 /// The block's shared memory as one T.

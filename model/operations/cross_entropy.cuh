@@ -7,6 +7,10 @@
 #include "model/device/device.h"
 #include "model/device/math.h"
 
+#ifdef WITH_GPU
+#include <cuda_pipeline.h>
+#endif
+
 /// losses (rows) = log sum exp(logits (rows, V)) - logits[target]; then, if dloss != 0, logits = dloss (softmax(logits) -
 /// onehot(target)). A negative target is ignored: loss 0, gradient 0. `weight` (1), unless null, is a factor of dloss in device
 /// memory: a captured graph reads it at each launch.
@@ -55,50 +59,62 @@ size_t bytes_to_keep(int V) {
 }
 }   // namespace softmax
 
-/// One row per block. The first pass is an online softmax: maximum and sum together, the sum rescaled whenever the maximum grows. The
-/// second pass overwrites the logits with the gradient, from the end of the row. It reads them from shared memory if the first pass kept
-/// them there (KEEPS), else from global memory, where the end of the row is most likely still cached. Both give the same bits. A thread
-/// rereads only elements that it has read itself.
+/// A block takes every gridDim.x-th row. The first pass over a row is an online softmax: maximum and sum together, the sum rescaled
+/// whenever the maximum grows. The second pass overwrites the logits with the gradient. If the block KEEPS its row in shared memory, both
+/// passes read it there, and the second one starts the copy of the block's next row into each place that it has read. Else both read
+/// global memory, the second one from the end of the row, which is most likely still cached. Both give the same bits. A thread copies
+/// and reads the same elements in all passes, so its own copies are all that it waits for.
 template <class X, bool KEEPS>
 __global__ void __launch_bounds__(softmax::THREADS)
-    cross_entropy_kernel(float* losses, X* logits, const int32_t* targets, int V, float dloss, const float* weight) {
+    cross_entropy_kernel(float* losses, X* logits, const int32_t* targets, int rows, int V, float dloss, const float* weight) {
     constexpr int N = Packed<X>::size, across = softmax::THREADS * N, stride = across * softmax::BATCH;
     auto& shared = dynamic_shared<softmax::Shared>();
-    X* const row = logits + size_t(blockIdx.x) * V;
     X* const kept = reinterpret_cast<X*>(&shared + 1);
-    const X* const again = KEEPS ? kept : row;
-    const int target = targets[blockIdx.x], mine = threadIdx.x * N;   // target is needed only after the row has been read
-    float largest = -3.402823466e38f, total = 0;
-    for (int first = mine; first < V; first += stride) {
-        Packed<X> z[softmax::BATCH];
-        for (int b = 0; b < softmax::BATCH; b++) z[b] = load_packed_if(first + b * across < V, row + first + b * across);
-        const float before = largest;
-        for (int b = 0; b < softmax::BATCH && first + b * across < V; b++) {
-            if (KEEPS) store_packed(kept + first + b * across, z[b]);
-            for (int n = 0; n < N; n++) largest = fmaxf(largest, z[b][n]);
-        }
-        total *= __expf(before - largest);
+    const int mine = threadIdx.x * N;
+    const float of_target = dloss * (weight ? *weight : 1.0f);
+    auto keep = [&](const X* row, int first) {
         for (int b = 0; b < softmax::BATCH && first + b * across < V; b++)
-            for (int n = 0; n < N; n++) total += __expf(z[b][n] - largest);
-    }
-    const float own = largest;
-    largest = block_max(own, shared.parts, softmax::THREADS / WARP);
-    const float target_logit = target < 0 ? 0 : to_float(again[target]);   // before the gradient takes its place
-    total = block_sum<softmax::THREADS / WARP>(total * __expf(own - largest), shared.parts);
-    if (threadIdx.x == 0) losses[blockIdx.x] = target < 0 ? 0 : largest + logf(total) - target_logit;
-    if (target >= 0 && dloss == 0) return;
-    dloss *= weight ? *weight : 1.0f;
+            __pipeline_memcpy_async(kept + first + b * across, row + first + b * across, sizeof(Packed<X>));
+    };
+    if (KEEPS)
+        for (int first = mine; first < V; first += stride) keep(logits + size_t(blockIdx.x) * V, first);
+    for (int r = blockIdx.x; r < rows; r += gridDim.x) {
+        X *const row = logits + size_t(r) * V, *const next = r + int(gridDim.x) < rows ? row + size_t(gridDim.x) * V : nullptr;
+        const X* const z_row = KEEPS ? kept : row;
+        const int target = targets[r];   // needed only after the row has been read
+        if (KEEPS) __pipeline_commit(), __pipeline_wait_prior(0);
+        float largest = -3.402823466e38f, total = 0;
+        for (int first = mine; first < V; first += stride) {
+            Packed<X> z[softmax::BATCH];
+            for (int b = 0; b < softmax::BATCH; b++) z[b] = load_packed_if(first + b * across < V, z_row + first + b * across);
+            const float before = largest;
+            for (int b = 0; b < softmax::BATCH && first + b * across < V; b++)
+                for (int n = 0; n < N; n++) largest = fmaxf(largest, z[b][n]);
+            total *= __expf(before - largest);
+            for (int b = 0; b < softmax::BATCH && first + b * across < V; b++)
+                for (int n = 0; n < N; n++) total += __expf(z[b][n] - largest);
+        }
+        const float own = largest;
+        largest = block_max(own, shared.parts, softmax::THREADS / WARP);
+        const float target_logit = target < 0 ? 0 : to_float(z_row[target]);   // before the gradient or the next row takes its place
+        total = block_sum<softmax::THREADS / WARP>(total * __expf(own - largest), shared.parts);
+        if (threadIdx.x == 0) losses[r] = target < 0 ? 0 : largest + logf(total) - target_logit;
+        if (!KEEPS && target >= 0 && dloss == 0) continue;
 
-    const float factor = dloss / total;
-    for (int first = (V - 1) / stride * stride + mine; first >= 0; first -= stride) {
-        Packed<X> z[softmax::BATCH];
-        for (int b = 0; b < softmax::BATCH; b++) z[b] = load_packed_if(first + b * across < V, again + first + b * across);
-        for (int b = 0; b < softmax::BATCH && first + b * across < V; b++) {
-            const int v = first + b * across;
-            float d[N];
-            for (int n = 0; n < N; n++) d[n] = factor * __expf(z[b][n] - largest) - (v + n == target ? dloss : 0.0f);
-            for (int n = 0; n < N && target < 0; n++) d[n] = 0;
-            write_numbers<Reuse::streaming>(row + v, d);
+        const float factor = of_target / total;
+        const int last = (V - 1) / stride * stride;
+        for (int at = 0; at <= last; at += stride) {
+            const int first = mine + (KEEPS ? at : last - at);
+            Packed<X> z[softmax::BATCH];
+            for (int b = 0; b < softmax::BATCH; b++) z[b] = load_packed_if(first + b * across < V, z_row + first + b * across);
+            if (KEEPS && next) keep(next, first);
+            for (int b = 0; b < softmax::BATCH && first + b * across < V; b++) {
+                const int v = first + b * across;
+                float d[N];
+                for (int n = 0; n < N; n++) d[n] = factor * __expf(z[b][n] - largest) - (v + n == target ? of_target : 0.0f);
+                for (int n = 0; n < N && target < 0; n++) d[n] = 0;
+                write_numbers<Reuse::streaming>(row + v, d);
+            }
         }
     }
 }
@@ -108,11 +124,13 @@ void cross_entropy(GPU device, Wide<X>* losses, X* logits, const int32_t* target
                    const Wide<X>* weight = nullptr) {
     require_multiple_of_8("cross-entropy", "the size of the vocabulary", V);
     const size_t to_keep = softmax::bytes_to_keep<X>(V);
-    if (dloss != 0 && to_keep <= max_shared_memory())
-        launch(device, cross_entropy_kernel<X, true>, rows, softmax::THREADS, to_keep, losses, logits, targets, V, dloss,
-               weight);
-    else
-        launch(device, cross_entropy_kernel<X, false>, rows, softmax::THREADS, sizeof(softmax::Shared), losses, logits, targets, V,
-               dloss, weight);
+    if (dloss != 0 && to_keep <= max_shared_memory()) {
+        const auto kernel = cross_entropy_kernel<X, true>;
+        launch(device, kernel, std::min<size_t>(rows, resident_blocks(kernel, softmax::THREADS, to_keep)), softmax::THREADS, to_keep,
+               losses, logits, targets, rows, V, dloss, weight);
+    } else {
+        launch(device, cross_entropy_kernel<X, false>, rows, softmax::THREADS, sizeof(softmax::Shared), losses, logits, targets, rows,
+               V, dloss, weight);
+    }
 }
 #endif

@@ -162,6 +162,14 @@ TEST_CASE("GPU cross-entropy: one row, several rows, ignored targets, a row long
     check_on_gpu(CrossEntropy{{16391, 16384, 0}, 16392});
 }
 
+TEST_CASE("GPU cross-entropy: more rows than blocks run at a time", "[gpu][ops]") {
+    const int V = 16392;   // on the emulator twelve blocks in float32
+    const size_t rows = 2 * resident_blocks(cross_entropy_kernel<float, true>, softmax::THREADS, softmax::bytes_to_keep<float>(V)) + 1;
+    CrossEntropy op{std::vector<int32_t>(rows, V - 1), V};
+    for (size_t row = 0; row < rows; row += 3) op.targets[row] = row % 2 ? 16384 : -1;
+    check_on_gpu(op);
+}
+
 TEST_CASE("GPU cross-entropy: a row that no block can keep in shared memory", "[gpu][ops]") {
     const int V = 58496;   // 228 KB in float32
     CrossEntropy op{{58495, -1, 3}, V};
