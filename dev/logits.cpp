@@ -31,8 +31,8 @@ int main(int argc, char** argv) {
         gpt.allocate(CPU{}), feed.allocate(CPU{});
         load_for_inference(CPU{}, gpt, argv[1]);
         gpt.forward(CPU{}, feed.put(CPU{}, ids.data(), nullptr, 1, T));
-        for (int row = 0; row < T; row += gpt.logit_rows()) {
-            const int rows = std::min(gpt.logit_rows(), T - row);
+        for (int row = 0; row < T; row += gpt.logit_rows) {
+            const int rows = std::min(gpt.logit_rows, T - row);
             std::fwrite(gpt.logits(CPU{}, row, rows), sizeof(float), size_t(rows) * config.V, stdout);
         }
         if (std::fflush(stdout) != 0 || std::ferror(stdout))

@@ -168,7 +168,7 @@ private:
 
     void head() {
         auto& s = gpt_.scratch;
-        const int n = std::min(gpt_.logit_rows(), BT_);
+        const int n = std::min(gpt_.logit_rows, BT_);
         const double chunks = double(BT_) / n;
         linear("head", chunks, s.logits, s.dnormed, gpt_.net.head, {}, n, c_.C, c_.V, chunks > 1 ? Write::add : Write::overwrite);
         add("cross_entropy", Kind::other, chunks, NARROW * n * 2.0 * c_.V, 0,

@@ -64,8 +64,8 @@ void GPT<Device, X>::loss(Device device, const Batch& batch, Write write, W dlos
     const Config& c = net.config;
     const int BT = batch.B * batch.T;
     if (dloss != 0) this->dloss = dloss;
-    for (int row = 0; row < BT; row += logit_rows()) {
-        const int rows = std::min(logit_rows(), BT - row);
+    for (int row = 0; row < BT; row += logit_rows) {
+        const int rows = std::min(logit_rows, BT - row);
         logits_of(device, final_normed, row, rows);
         cross_entropy(device, scratch.losses + row, scratch.logits, batch.targets + row, rows, c.V, dloss,
                       weighs_targets && dloss != 0 ? target_weight : nullptr);
@@ -239,8 +239,8 @@ void GPT<Device, X>::gather_rows(Device device, const int32_t* rows, int n) {
 
 template <class Device, class X>
 void GPT<Device, X>::gathered_losses(Device device, const int32_t* targets, int n) {
-    for (int row = 0; row < n; row += logit_rows()) {
-        const int here = std::min(logit_rows(), n - row);
+    for (int row = 0; row < n; row += logit_rows) {
+        const int here = std::min(logit_rows, n - row);
         logits_of(device, gathered(), row, here);
         cross_entropy(device, scratch.losses + row, scratch.logits, targets + row, here, net.config.V, W(0));
     }

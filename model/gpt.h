@@ -37,7 +37,7 @@ struct LayerActivations {
 };
 
 /// Temporary buffers within an operation or between consecutive ones. Gradients of the feed-forward and attention halves share
-/// memory.
+/// memory; so do, in training, logits and all gradients but dnormed, which begin when the logits have been used.
 template <class X>
 struct Scratch {
     X* qk_pre;                  // (B, T, NH + NKV, HS) q and k before RoPE; null unless the variant reads them
@@ -61,11 +61,13 @@ enum class Recompute {
     layers,   // everything except each layer's input: costs a second forward pass
 };
 
-/// Elements per chunk of logits: few enough rows for the CPU's caches, enough to fill a GPU.
+/// Elements per chunk of logits: few enough rows for the CPU's caches, enough to fill a GPU. In training a GPU's chunk may also take the
+/// memory of the layers' gradients, up to MOST_LOGITS.
 template <class Device>
 inline constexpr int LOGITS = 1 << 28;
 template <>
 inline constexpr int LOGITS<CPU> = 1 << 24;
+inline constexpr size_t MOST_LOGITS = size_t(1) << 30;
 
 /// Replaces the layers' attention in a forward pass: for rows that are not complete sequences (decode, several sequences packed
 /// together), for another mechanism, or under a monitor.
@@ -113,6 +115,7 @@ struct GPT {
     std::vector<size_t> attention_bytes;             // (L) bytes that each layer's attention keeps
     std::vector<LayerActivations<X>> layers;         // all in the same memory unless kept for a backward pass
     Scratch<X> scratch;
+    int logit_rows;                                  // rows of a chunk of logits, whatever the GPU: the chunks are an order of sums
     Sigma<W> sigma;                                  // empty unless the linear layers are reparametrised
     Muon<X> muon;                                    // no matrices unless Muon trains those of the layers
 
@@ -134,7 +137,6 @@ struct GPT {
     bool keeps_master() const { return mode == Mode::training && (rounds || !net.sigma.empty()); }
     bool sharded() const { return shards.count() > 1; }
     std::vector<HeldSpan> second_moments() const { return second_moment_spans(net.tensors, shards); }
-    int logit_rows() const { return std::clamp(LOGITS<Device> / net.config.V / 128 * 128, 128, std::max(128, B * T)); }
     const LayerPasses<Device, X>& attention(int l) const { return passes_of<Device, X>(*net.layers[l].attention); }
     /// A matrix of the embedding or of a linear layer, in its storage type.
     auto matrix(const Slot& slot) const {
@@ -219,7 +221,7 @@ struct GPT {
     /// Copies `totals` to the host. Blocks on the device.
     StepTotals read_totals(Device device) const;
 
-    /// Precondition: rows <= logit_rows().
+    /// Precondition: rows <= logit_rows.
     /// Computes the logits (rows, V) of final_normed from row `first` on in scratch.logits; for sampling and tests.
     const X* logits(Device device, int first, int rows) { return logits_of(device, final_normed, first, rows); }
 
@@ -240,6 +242,7 @@ private:
     void lay_out_sigma();
     void lay_out_muon();
     void lay_out_scratch();
+    void lay_out_logits(size_t spare);
 
     int layer_forward(Device device, int l, const Batch& batch, const AttentionOverride* attention = nullptr);
     void feed_forward_backward(Device device, int l, int BT, Write write);

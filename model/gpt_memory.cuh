@@ -158,7 +158,6 @@ void GPT<Device, X>::lay_out_scratch() {
     auto take_wide = [this](size_t count) { return scratch_memory.template take<W>(count); };
     Scratch<X>& s = scratch;
     s.losses = take_wide(BT);
-    s.logits = take(size_t(logit_rows()) * c.V);
     s.qk_pre = net.any(&LayerFacts::reads_qk_pre) ? take(BT * heads * c.HS) : nullptr;
     totals = scratch_memory.template take<StepTotals>(1);
     lay_out_sigma();
@@ -166,7 +165,7 @@ void GPT<Device, X>::lay_out_scratch() {
     for (int l = 0; l < c.L; l++) workspace = std::max(workspace, attention(l).workspace_bytes(Device{}, shape()));
     s.attention = scratch_memory.template take<std::byte>(workspace);
     target_weight = mode == Mode::inference ? nullptr : take_wide(1);
-    if (mode == Mode::inference) return;
+    if (mode == Mode::inference) return lay_out_logits(0);
     range_count = int(owned_ranges().size()), span_count = int(norm_spans(net.tensors, shards).size());
     ranges = scratch_memory.template take<UpdateRange>(range_count);
     spans = scratch_memory.template take<NormSpan>(span_count);
@@ -175,9 +174,12 @@ void GPT<Device, X>::lay_out_scratch() {
     const size_t of_passes = scratch_memory.used();
     lay_out_muon();
     scratch_memory.rewind(of_passes);
-    s.dresidual = take(BT * c.C), s.dnormed = take(BT * c.C);
+    s.dnormed = take(BT * c.C);
+    const size_t of_loss = scratch_memory.used();
+    s.dresidual = take(BT * c.C);
     const size_t shared = scratch_memory.used();
     s.dactivated = take(BT * c.F), s.dgate_up = take(BT * 2 * c.F);
+    size_t end = scratch_memory.used();
     scratch_memory.rewind(shared);
     s.dout = take(BT * c.NH * c.HS), s.dqkv = take(BT * (heads + c.NKV) * c.HS);
     s.dqk = take_wide(BT * heads * c.HS);
@@ -188,5 +190,16 @@ void GPT<Device, X>::lay_out_scratch() {
         const LayerFacts& facts = layer.attention->facts;
         scratch_memory.rewind(of_layer);
         s.dscore_inputs.push_back(take_score_inputs<X>(scratch_memory, facts.features, facts.gated, B, T, c.NH, B));
+        end = std::max(end, scratch_memory.used());
     }
+    scratch_memory.rewind(of_loss);
+    lay_out_logits(std::is_same_v<Device, CPU> ? 0 : (end - of_loss) / sizeof(X));
+}
+
+/// Logits in memory of which `spare` elements are there anyway.
+template <class Device, class X>
+void GPT<Device, X>::lay_out_logits(size_t spare) {
+    const size_t most = std::max<size_t>(LOGITS<Device>, std::min(LOGITS<Device> + spare, MOST_LOGITS)), V = net.config.V;
+    logit_rows = int(std::clamp<size_t>(most / V / 128 * 128, 128, std::max(128, B * T)));
+    scratch.logits = scratch_memory.template take<X>(logit_rows * V);
 }

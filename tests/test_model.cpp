@@ -154,9 +154,9 @@ TEST_CASE("a large vocabulary: the head works on several chunks of rows, the las
     config.V = 1 << 17, config.C = 4, config.L = 1;
     const int B = 3, T = 50;
     Float whole(config, B, T, B, T), micro(config, B, T, B, T);
-    REQUIRE(whole.gpt.logit_rows() < B * T);
-    REQUIRE(B * T % whole.gpt.logit_rows() != 0);
-    REQUIRE(micro.gpt.logit_rows() >= T);
+    REQUIRE(whole.gpt.logit_rows < B * T);
+    REQUIRE(B * T % whole.gpt.logit_rows != 0);
+    REQUIRE(micro.gpt.logit_rows >= T);
     const double expected = whole.loss_and_gradients();
     double loss = 0;
     for (int b = 0; b < B; b++) loss += micro.loss_and_gradients(b, 1, b ? Write::add : Write::overwrite);
@@ -201,7 +201,8 @@ TEST_CASE("the memory plan is what is allocated, and recomputation lowers it", "
                                         gpt.activation_memory.bytes() + gpt.scratch_memory.bytes() + keys);
             for (const Arena<CPU>* arena : {&gpt.weight_memory, &gpt.gradient_memory, &gpt.moment_memory, &gpt.activation_memory}) CHECK(arena->used() == arena->bytes());
             CHECK(gpt.activation_memory.bytes() > piece(size_t(config.L + 1) * B * T * config.C));
-            CHECK(gpt.scratch_memory.bytes() >= piece(size_t(gpt.logit_rows()) * config.V));
+            CHECK(gpt.scratch_memory.bytes() >= piece(size_t(gpt.logit_rows) * config.V));
+            CHECK((!training || gpt.scratch.logits == gpt.scratch.dresidual));
             CHECK((gpt.layers[0].qkv == gpt.layers[1].qkv) == !(training && recompute != Recompute::layers));
             if (training) CHECK(total_bytes(plan) < std::exchange(before, total_bytes(plan)));
         }
