@@ -57,13 +57,21 @@ template <class X>
 size_t bytes_to_keep(int V) {
     return sizeof(Shared) + size_t(V) * sizeof(X);
 }
+
+/// pack[n] in one instruction, where bf16's conversion takes two or three.
+template <class X>
+__device__ __forceinline__ float number(const Packed<X>& pack, int n) {
+    if constexpr (std::is_same_v<X, float>) return pack[n];
+    const uint32_t two = reinterpret_cast<const uint32_t*>(pack.data)[n / 2];
+    return __uint_as_float(n % 2 ? two & 0xffff0000u : two << 16);
+}
 }   // namespace softmax
 
-/// A block takes every gridDim.x-th row. The first pass over a row is an online softmax: maximum and sum together, the sum rescaled
-/// whenever the maximum grows. The second pass overwrites the logits with the gradient. If the block KEEPS its row in shared memory, both
-/// passes read it there, and the second one starts the copy of the block's next row into each place that it has read. Else both read
-/// global memory, the second one from the end of the row, which is most likely still cached. Both give the same bits. A thread copies
-/// and reads the same elements in all passes, so its own copies are all that it waits for.
+/// The first pass over a row is an online softmax: maximum and sum together, the sum rescaled whenever the maximum grows. The second
+/// pass overwrites the logits with the gradient. If a block KEEPS its row in shared memory, it takes every gridDim.x-th row: both passes
+/// read shared memory, and the second one starts the copy of the next row into each place that it has read. Else it takes one row and
+/// reads it twice, from the end of the row on, which is most likely still cached. Both give the same bits. A thread reads in all passes
+/// what it has copied, so its own copies are all that it waits for.
 template <class X, bool KEEPS>
 __global__ void __launch_bounds__(softmax::THREADS)
     cross_entropy_kernel(float* losses, X* logits, const int32_t* targets, int rows, int V, float dloss, const float* weight) {
@@ -76,8 +84,10 @@ __global__ void __launch_bounds__(softmax::THREADS)
         for (int b = 0; b < softmax::BATCH && first + b * across < V; b++)
             __pipeline_memcpy_async(kept + first + b * across, row + first + b * across, sizeof(Packed<X>));
     };
-    if (KEEPS)
+    if (KEEPS) {
+#pragma unroll 1
         for (int first = mine; first < V; first += stride) keep(logits + size_t(blockIdx.x) * V, first);
+    }
     for (int r = blockIdx.x; r < rows; r += gridDim.x) {
         X *const row = logits + size_t(r) * V, *const next = r + int(gridDim.x) < rows ? row + size_t(gridDim.x) * V : nullptr;
         const X* const z_row = KEEPS ? kept : row;
@@ -89,17 +99,17 @@ __global__ void __launch_bounds__(softmax::THREADS)
             for (int b = 0; b < softmax::BATCH; b++) z[b] = load_packed_if(first + b * across < V, z_row + first + b * across);
             const float before = largest;
             for (int b = 0; b < softmax::BATCH && first + b * across < V; b++)
-                for (int n = 0; n < N; n++) largest = fmaxf(largest, z[b][n]);
+                for (int n = 0; n < N; n++) largest = fmaxf(largest, softmax::number(z[b], n));
             total *= __expf(before - largest);
             for (int b = 0; b < softmax::BATCH && first + b * across < V; b++)
-                for (int n = 0; n < N; n++) total += __expf(z[b][n] - largest);
+                for (int n = 0; n < N; n++) total += __expf(softmax::number(z[b], n) - largest);
         }
         const float own = largest;
         largest = block_max(own, shared.parts, softmax::THREADS / WARP);
         const float target_logit = target < 0 ? 0 : to_float(z_row[target]);   // before the gradient or the next row takes its place
         total = block_sum<softmax::THREADS / WARP>(total * __expf(own - largest), shared.parts);
         if (threadIdx.x == 0) losses[r] = target < 0 ? 0 : largest + logf(total) - target_logit;
-        if (!KEEPS && target >= 0 && dloss == 0) continue;
+        if (!KEEPS && target >= 0 && dloss == 0) return;
 
         const float factor = of_target / total;
         const int last = (V - 1) / stride * stride;
@@ -111,11 +121,15 @@ __global__ void __launch_bounds__(softmax::THREADS)
             for (int b = 0; b < softmax::BATCH && first + b * across < V; b++) {
                 const int v = first + b * across;
                 float d[N];
-                for (int n = 0; n < N; n++) d[n] = factor * __expf(z[b][n] - largest) - (v + n == target ? of_target : 0.0f);
+                auto share = [&](int n) { return __expf(softmax::number(z[b], n) - largest); };
+                for (int n = 0; n < N; n++) d[n] = factor * share(n);
+                if (unsigned(target - v) < N)   // one pack of the row
+                    for (int n = 0; n < N; n++) d[n] = v + n == target ? fmaf(factor, share(n), -of_target) : d[n];
                 for (int n = 0; n < N && target < 0; n++) d[n] = 0;
                 write_numbers<Reuse::streaming>(row + v, d);
             }
         }
+        if (!KEEPS) return;
     }
 }
 
