@@ -81,6 +81,18 @@ TEST_CASE("model on the GPU: gradients of a model with neither biases nor QK-nor
     check_gradients<bf16>(named("causal", all_variants_on_gpu()), config, 1, 67);
 }
 
+TEST_CASE("model on the GPU: a chunk of logits takes the memory of the layers' gradients, and 2^28 elements", "[gpu][model]") {
+    Config c = small_config(false);
+    c.V = 50304, c.C = 768, c.L = 2, c.NH = c.NKV = 12, c.HS = 64, c.F = 2048;
+    const auto rows = [&](int B, Mode mode) {   // of plans alone
+        return GPT<GPU, bf16>(named("causal", all_variants_on_gpu()), c, B, 1024, mode).logit_rows;
+    };
+    CHECK(rows(64, Mode::training) == ((1 << 28) + 64 * 1024 * (768 + 3 * 2048)) / 50304 / 128 * 128);
+    CHECK(rows(64, Mode::inference) == (1 << 28) / 50304 / 128 * 128);
+    CHECK(rows(4, Mode::training) == 4 * 1024);
+    CHECK(rows(256, Mode::training) == (1 << 30) / 50304 / 128 * 128);
+}
+
 GPU_VARIANT_CASE(" model on the GPU: recomputed, accumulated and repeated steps agree to the bit", "[gpu][model][variant]") {
     const Config config = small_config(false);
     Trial<double> exact(twin_of(variant), config, 2, 67, 2, 67);
