@@ -10,6 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <source_location>
@@ -77,6 +78,23 @@ void launch(const GPU& device, void (*kernel)(Parameters...), const Grid& grid, 
     emulator::launch(device.stream, kernel, grid.blocks, threads, shared, grid.at, Parameters(std::forward<Arguments>(arguments))...);
 #endif
     check(cudaGetLastError(), grid.at);
+}
+
+/// What this process has allocated on the GPU, in bytes: now, and at most.
+struct GpuBytes {
+    size_t now = 0, most = 0;
+};
+inline GpuBytes gpu_bytes;
+
+/// cudaMalloc() and cudaFree() of a block, counted.
+template <class Y>
+cudaError_t gpu_malloc(Y*& block, size_t bytes) {
+    const cudaError_t result = cudaMalloc(&block, bytes);
+    if (result == cudaSuccess) gpu_bytes.now += bytes, gpu_bytes.most = std::max(gpu_bytes.most, gpu_bytes.now);
+    return result;
+}
+inline void gpu_free(void* block, size_t bytes) {
+    if (block && cudaFree(block) == cudaSuccess) gpu_bytes.now -= bytes;
 }
 
 /// Properties of the current GPU.

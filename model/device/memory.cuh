@@ -7,10 +7,10 @@
 /// Uninitialised memory, or null.
 inline std::byte* new_block(GPU, size_t bytes, size_t /*alignment*/) {
     std::byte* block = nullptr;
-    if (cudaMalloc(reinterpret_cast<void**>(&block), bytes) != cudaSuccess) cudaGetLastError();   // clears the error
+    if (gpu_malloc(block, bytes) != cudaSuccess) cudaGetLastError();   // clears the error
     return block;
 }
-inline void delete_block(GPU, std::byte* block) { cudaFree(block); }
+inline void delete_block(GPU, std::byte* block, size_t bytes) { gpu_free(block, bytes); }
 
 template <class Y>
 void to_device(GPU device, Y* to, const Y* from, size_t n) {

@@ -93,23 +93,26 @@ inline std::byte* new_block(CPU, size_t bytes, size_t alignment) {
     if (block) prefer_large_pages(block, bytes), std::memset(block, 0, bytes);
     return static_cast<std::byte*>(block);
 }
-inline void delete_block(CPU, std::byte* block) { std::free(block); }
+inline void delete_block(CPU, std::byte* block, size_t) { std::free(block); }
 
 /// A bump allocator that owns its block: count with take(), then allocate(), then take() the same pieces again.
 template <class Device>
 class Arena : public BumpAllocator {
 public:
     Arena() : BumpAllocator(nullptr) {}
-    ~Arena() { delete_block(Device{}, block_); }
+    ~Arena() { delete_block(Device{}, block_, allocated_); }
     Arena(const Arena&) = delete;
 
     /// Allocates the memory counted so far, on the CPU zeroed, and restarts at its beginning. Exit::out_of_memory if there is not enough.
     void allocate() {
-        delete_block(Device{}, std::exchange(block_, nullptr));
+        delete_block(Device{}, std::exchange(block_, nullptr), std::exchange(allocated_, peak_));
         if (peak_) block_ = new_block(Device{}, peak_, ALIGNMENT);
         if (peak_ && !block_)
             fail(Exit::out_of_memory, "cannot allocate ", human_bytes(double(peak_)), " on device ", Device::name,
                  ": to train, lower --batch-size or --seq-len, or set --recompute 2; to generate, lower --tokens or --batch");
         used_ = 0;
     }
+
+private:
+    size_t allocated_ = 0;   // bytes of the block
 };

@@ -164,7 +164,7 @@ private:
         check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, number));
         check(cublasLtCreate(&handle_), "its handle");
         workspace_.bytes = matmul_workspace(multiprocessors);
-        check(cudaMalloc(reinterpret_cast<void**>(&workspace_.data), workspace_.bytes));
+        check(gpu_malloc(workspace_.data, workspace_.bytes));
     }
     cublasLtHandle_t handle_ = nullptr;
     Workspace workspace_;

@@ -104,7 +104,7 @@ public:
     void allocate(GPU device) {
         check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking));
         for (Buffer& buffer : buffers_) {
-            check(cudaMalloc(&buffer.device, layout_.bytes()));
+            check(gpu_malloc(buffer.device, layout_.bytes()));
             check(cudaMallocHost(&buffer.host, layout_.bytes()));
             check(cudaEventCreateWithFlags(&buffer.copied, cudaEventDisableTiming));
             check(cudaEventCreateWithFlags(&buffer.used, cudaEventDisableTiming));
@@ -115,7 +115,7 @@ public:
         if (!copies_) return;
         cudaStreamSynchronize(copies_);
         for (Buffer& buffer : buffers_) {
-            cudaFree(buffer.device), cudaFreeHost(buffer.host);
+            gpu_free(buffer.device, layout_.bytes()), cudaFreeHost(buffer.host);
             cudaEventDestroy(buffer.copied), cudaEventDestroy(buffer.used);
         }
         cudaStreamDestroy(copies_);

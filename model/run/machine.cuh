@@ -28,6 +28,7 @@ inline void add_overheads(CPU, std::vector<MemoryUse>& plan, size_t gathered, bo
 }
 inline size_t available_memory(CPU) { return available_memory(); }
 inline size_t peak_memory(CPU) { return peak_memory(); }
+inline constexpr const char* name_of_peak(CPU) { return "peak memory"; }
 inline int ranks_per_device(CPU, int local_ranks) { return local_ranks; }
 inline std::string describe(CPU, int threads) { return "cpu: " + describe_cpu(threads); }
 inline std::string describe_blas(CPU) { return describe_blas(); }
@@ -106,13 +107,13 @@ public:
         require_room(properties.totalGlobalMem, WORKSPACE_BYTES + matmul_workspace(properties.multiProcessorCount));
         check(cudaStreamCreateWithFlags(&device_.stream, cudaStreamNonBlocking));
         device_.workspace.bytes = WORKSPACE_BYTES;
-        check(cudaMalloc(reinterpret_cast<void**>(&device_.workspace.data), WORKSPACE_BYTES));
+        check(gpu_malloc(device_.workspace.data, WORKSPACE_BYTES));
         Matmuls::of_process();   // its handle and workspace now rather than at the first product
     }
     ~OpenGpu() {
         if (!device_.stream) return;
         cudaStreamSynchronize(device_.stream);
-        cudaFree(device_.workspace.data);
+        gpu_free(device_.workspace.data, WORKSPACE_BYTES);
         cudaStreamDestroy(device_.stream);
     }
     OpenGpu(const OpenGpu&) = delete;
@@ -149,20 +150,22 @@ inline CardMemory card_memory(GPU device) {
     return {total, total - free};
 }
 inline size_t available_memory(GPU device) { return card_memory(device).total; }
-/// Memory in use now, by all programs on the card: a run allocates everything before its first step.
-inline size_t peak_memory(GPU device) { return card_memory(device).used; }
+/// What the engine allocates. CUDA's context, NCCL and other programs come on top: the card tells only the sum over all programs.
+inline size_t peak_memory(GPU) { return gpu_bytes.most; }
+inline constexpr const char* name_of_peak(GPU) { return "peak of its allocations on the GPU"; }
 
 inline int ranks_per_device(GPU, int local_ranks) {
     const int count = std::max(1, count_gpus().count);
     return (local_ranks + count - 1) / count;
 }
 
-/// GPU memory in use before the first tensor: the CUDA context, code, workspaces, other programs. Measured once, before anything
-/// else is allocated.
+/// GPU memory in use before the first tensor: the workspaces, the CUDA context with the program's code, other programs. Measured once,
+/// before anything else is allocated.
 inline void add_overheads(GPU device, std::vector<MemoryUse>& plan, size_t /*gathered: in the host's memory*/, bool /*launched*/) {
+    static const size_t workspaces = device.stream ? gpu_bytes.now : WORKSPACE_BYTES + matmul_workspace(132);   // an H200's
     static const size_t before = card_memory(device).used;
-    if (device.stream) plan.push_back({"CUDA context, workspaces and other programs", before});
-    else plan.push_back({"workspaces (the CUDA context comes on top)", WORKSPACE_BYTES + matmul_workspace(132)});   // an H200's
+    plan.push_back({device.stream ? "workspaces" : "workspaces (the CUDA context comes on top)", workspaces});
+    if (device.stream) plan.push_back({"CUDA context and other programs", before - workspaces});
 }
 
 inline std::string describe(GPU device, int) {

@@ -375,7 +375,7 @@ Exit finish(AnyRun auto& run, bool stopped) {
     if (run.o.plot && run.o.monitor_every) plot("plot_attention.py", run.o.out + "/log.jsonl", run.o.out + "/attention.png");
     const std::string validation = std::isnan(run.validation.loss) ? "" : text(", validation %.4f", run.validation.loss);
     const std::string loss = shown_loss(run.state.last_loss), memory = human_bytes(double(peak_memory(run.device)));
-    run.progress.print(text("done: step %lld, loss %s%s, peak memory %s, %s, weights hash %s", step, loss.c_str(), validation.c_str(),
-                          memory.c_str(), human_seconds(seconds).c_str(), hash.c_str()));
+    run.progress.print(text("done: step %lld, loss %s%s, %s %s, %s, weights hash %s", step, loss.c_str(), validation.c_str(),
+                          name_of_peak(run.device), memory.c_str(), human_seconds(seconds).c_str(), hash.c_str()));
     return result;
 }
