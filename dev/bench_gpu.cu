@@ -123,9 +123,9 @@ void print_counts(GPU device, const Config& config, const Options& o) {
 // ---- times
 
 void print_kernel(const StepKernel& k, const Timing& t, const Ceilings& top) {
-    std::printf("| %-29s | %5.1f | %8.4f ms | %4.1f%% | %s %s %8.3f ms |\n", k.name.c_str(), k.count, t.seconds * 1e3,
+    std::printf("| %-29s | %5.1f | %8.4f ms | %4.1f%% | %s %s %8.3f ms | %s\n", k.name.c_str(), k.count, t.seconds * 1e3,
                 100 * t.spread / t.seconds, bytes_columns(k.bytes, t.seconds, top).c_str(),
-                flops_columns(k.flops, t.seconds, top).c_str(), k.count * t.seconds * 1e3);
+                flops_columns(k.flops, t.seconds, top).c_str(), k.count * t.seconds * 1e3, card_columns(t.card).c_str());
 }
 
 struct StepTime {
@@ -139,9 +139,9 @@ struct StepTime {
 /// Whole steps, and each of their kernels: a line for it if `print`.
 StepTime time_variant(Bench& bench, const std::string& variant, const Config& config, const Options& o, const Ceilings& top, bool print) {
     StepTime times;
-    const size_t before = card_memory(bench.device()).used;
+    const size_t before = gpu_bytes.now;
     Trainee<GPU, bf16> trainee(bench.device(), named(variant, all_variants_on_gpu()), config, o.B, o.T);
-    times.bytes = card_memory(bench.device()).used - before;
+    times.bytes = gpu_bytes.now - before;
     times.flops = count_flops(trainee.gpt.net, o.T).per_token * o.B * o.T;
     for (int n = 0; n < 2; n++) trainee.train_step();   // the second one records the graph
     times.whole = bench.time([&] { trainee.train_step(); }, Caches::as_they_are);
@@ -149,7 +149,7 @@ StepTime time_variant(Bench& bench, const std::string& variant, const Config& co
     if (print)
         std::printf("\n%s, B %d, T %d:\n\n"
                     "| kernel                        | count |        time | +/-   |    GB/s | copy | TFLOP/s | matmul | "
-                    "  of a step |\n|---|---|---|---|---|---|---|---|---|\n",
+                    "  of a step |  MHz |   W |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
                     variant.c_str(), o.B, o.T);
     const StepKernels<bf16> kernels(bench.device(), trainee.gpt, trainee.batch, trainee.different);
     for (const StepKernel& k : kernels.list()) {
@@ -168,11 +168,10 @@ StepTime time_variant(Bench& bench, const std::string& variant, const Config& co
 
 void print_step(const char* variant, const StepTime& times, const Options& o, const Ceilings& top) {
     const double tokens = double(o.B) * o.T, seconds = times.whole.seconds;
-    const double rest = seconds - times[Kind::matmul] - times[Kind::attention];
-    std::printf("| %-15s | %9.3f ms | %4.1f%% | %9.0f | %s %10s | %8.3f ms | %8.3f ms | %8.3f ms | %4.1f%% |\n", variant,
-                seconds * 1e3, 100 * times.whole.spread / seconds, tokens / seconds, flops_columns(times.flops, seconds, top).c_str(),
-                human_bytes(double(times.bytes)).c_str(), times[Kind::matmul] * 1e3, times[Kind::attention] * 1e3, rest * 1e3,
-                100 * rest / seconds);
+    std::printf("| %-15s | %9.3f ms | %4.1f%% | %9.0f | %s %10s | %8.3f ms | %8.3f ms | %s\n", variant, seconds * 1e3,
+                100 * times.whole.spread / seconds, tokens / seconds, flops_columns(times.flops, seconds, top).c_str(),
+                human_bytes(double(times.bytes)).c_str(), times[Kind::matmul] * 1e3, times[Kind::attention] * 1e3,
+                card_columns(times.whole.card).c_str());
 }
 
 void bench_steps(Bench& bench, const Config& config, const Options& o, const Ceilings& top) {
@@ -181,9 +180,10 @@ void bench_steps(Bench& bench, const Config& config, const Options& o, const Cei
     if (!o.has("steps")) return;
     const StepTime gated = time_variant(bench, "asga", config, o, top, kernels);
     const StepTime windowed = time_variant(bench, "sliding_window", config, o, top, false);
-    std::printf("\nWhole steps, B %d, T %d. The rest: what is neither matrix product nor attention, launches included.\n\n"
+    std::printf("\nWhole steps, B %d, T %d. Products and attention were timed one kernel at a time: with the other kernels they need not "
+                "add up to the step.\n\n"
                 "| variant         |       a step | +/-   |  tokens/s | TFLOP/s | matmul |     memory |    products |   attention "
-                "|        rest |       |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+                "|  MHz |   W |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
                 o.B, o.T);
     print_step("causal", baseline, o, top);
     print_step("asga", gated, o, top);
@@ -203,17 +203,18 @@ void bench_attention(Bench& bench, const char* variant, const Options& o, int B,
     trainee.launch_gradients();
     const auto [forward, backward] = trainee.time_attention([&](const auto& work) { return bench.time(work); });
     const double product = 2.0 * HS * B * trainee.gpt.net.layers[0].attention->expected_pairs(NH, T).pairs;
-    std::printf("| %-15s | %5d | %3d | %2d | %2d | %8.3f ms | %4.1f%% | %s %8.3f ms | %4.1f%% | %s\n", variant, T, HS, B, NH,
+    std::printf("| %-15s | %5d | %3d | %2d | %2d | %8.3f ms | %4.1f%% | %s %s %8.3f ms | %4.1f%% | %s %s\n", variant, T, HS, B, NH,
                 forward.seconds * 1e3, 100 * forward.spread / forward.seconds,
-                flops_columns(2 * product, forward.seconds, top).c_str(), backward.seconds * 1e3,
-                100 * backward.spread / backward.seconds, flops_columns(5 * product, backward.seconds, top).c_str());
+                flops_columns(2 * product, forward.seconds, top).c_str(), card_columns(forward.card).c_str(), backward.seconds * 1e3,
+                100 * backward.spread / backward.seconds, flops_columns(5 * product, backward.seconds, top).c_str(),
+                card_columns(backward.card).c_str());
 }
 
 void bench_attention(Bench& bench, const Options& o, const Ceilings& top) {
     std::printf("\nAttention alone. TFLOP/s count visible pairs only: two products forward, five backward (the scores are computed "
                 "again).\n\n"
-                "| attention       |     T |  HS |  B | NH |     forward | +/-   | TFLOP/s | matmul |    backward | +/-   "
-                "| TFLOP/s | matmul |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+                "| attention       |     T |  HS |  B | NH |     forward | +/-   | TFLOP/s | matmul |  MHz |   W |    backward | +/-   "
+                "| TFLOP/s | matmul |  MHz |   W |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     const int B = o.quick ? 1 : 4, NH = o.quick ? 2 : 12;
     for (const char* variant : {"causal", "sliding_window"})
         for (int HS : {128, 64}) bench_attention(bench, variant, o, B, NH, HS, top);
@@ -228,7 +229,7 @@ void run(const Options& o) {
     std::printf("%s; copy %.0f GB/s read and written, bf16 matmul %.1f TFLOP/s (side %d, random numbers)\n",
                 describe(gpu.device(), 0).c_str(), top.bytes_per_second / 1e9, top.flops / 1e12, bench.effort().matmul_side());
     std::printf("medians of %d runs, +/- half the distance between the quartiles; bytes are the fewest possible; kernels start on "
-                "cold caches\n",
+                "cold caches; MHz and W: the multiprocessors' clock and the card's power during the last run (- without NVML)\n",
                 bench.effort().repeats);
     if (o.has("attention")) bench_attention(bench, o, top);
     if (o.has("kernels") || o.has("steps")) bench_steps(bench, config, o, top);

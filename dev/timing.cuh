@@ -1,5 +1,8 @@
-// Times work on the GPU by events, on cold caches, and measures the ceilings that times are compared with.
+// Times work on the GPU by events, on cold caches, with the clock and the power it ran at, and measures the ceilings that times are
+// compared with.
 #pragma once
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -17,9 +20,45 @@ struct Effort {
     int matmul_side() const { return quick ? 256 : 8192; }   // of the square matrices whose product is a ceiling
 };
 
-/// One run of some work: the median of the repeats, and half the distance between their quartiles.
+/// The clock of the multiprocessors, and the power, on Hopper an average over a second. 0: not known.
+struct CardState {
+    unsigned mhz = 0, milliwatts = 0;
+};
+
+/// Asks NVML, which comes with the driver, about the current GPU.
+class CardReader {
+public:
+    CardReader() {
+        void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        if (!nvml) return;
+        const auto find = [nvml](auto& function, const char* name) {
+            return (function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(nvml, name))) != nullptr;
+        };
+        int (*start)() = nullptr;
+        int (*card_at)(const char*, void**) = nullptr;
+        const cudaDeviceProp p = gpu_properties();
+        const std::string bus = text("%08x:%02x:%02x.0", p.pciDomainID, p.pciBusID, p.pciDeviceID);
+        if (!find(start, "nvmlInit_v2") || !find(card_at, "nvmlDeviceGetHandleByPciBusId_v2") || start()) return;
+        if (card_at(bus.c_str(), &card_)) card_ = nullptr;
+        if (!find(clock_, "nvmlDeviceGetClockInfo") || !find(power_, "nvmlDeviceGetPowerUsage")) card_ = nullptr;
+    }
+    CardState read() const {
+        CardState state;
+        if (card_ && clock_(card_, 1, &state.mhz)) state.mhz = 0;   // 1: that of the multiprocessors
+        if (card_ && power_(card_, &state.milliwatts)) state.milliwatts = 0;
+        return state;
+    }
+
+private:
+    void* card_ = nullptr;
+    int (*clock_)(void*, int, unsigned*) = nullptr;
+    int (*power_)(void*, unsigned*) = nullptr;
+};
+
+/// One run of some work: the median of the repeats, half the distance between their quartiles, and the card during the last.
 struct Timing {
     double seconds = 0, spread = 0;
+    CardState card = {};
 };
 
 inline Timing timing_of(std::vector<double> seconds) {
@@ -105,6 +144,8 @@ public:
             work();
             check(cudaEventRecord(stops_[n], device_.stream));
         }
+        check(cudaEventSynchronize(starts_.back()));
+        const CardState card = card_.read();
         check(cudaStreamSynchronize(device_.stream));
         std::vector<double> seconds;
         for (int n = 0; n < effort_.repeats; n++) {
@@ -112,7 +153,9 @@ public:
             check(cudaEventElapsedTime(&ms, starts_[n], stops_[n]));
             seconds.push_back(double(ms) * 1e-3);
         }
-        return timing_of(seconds);
+        Timing timing = timing_of(seconds);
+        timing.card = card;
+        return timing;
     }
 
     /// From one buffer to another, each sixteen times as large as the cache.
@@ -146,10 +189,17 @@ private:
 
     GPU device_;
     Effort effort_;
+    CardReader card_;
     size_t cache_bytes_, words_;
     int4* other_data_ = nullptr;
     std::vector<cudaEvent_t> starts_, stops_;
 };
+
+/// "MHz | W |", with a - for what is not known.
+inline std::string card_columns(const CardState& card) {
+    const auto known = [](unsigned number) { return number ? std::to_string(number) : "-"; };
+    return text("%4s | %3s |", known(card.mhz).c_str(), known(card.milliwatts / 1000).c_str());
+}
 
 /// "| rate | share of its ceiling |", empty where nothing is counted.
 inline std::string rate_columns(double amount, double seconds, double ceiling, double unit, const char* format) {
