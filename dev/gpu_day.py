@@ -40,6 +40,7 @@ BF16_BANDS = {"routing": 2e-1, "mosa": 1e-1, "moh": 1e-1, "adaptive_sparse": 1e-
 # - Of attention ncu profiles the measured launch of forward (three before each are warm-ups; the first of each pass and head size
 #   fill the tensors) and the next, backward's first, with clocks as they are; then it prints all that was measured, what warps wait
 #   for among it, and the same for each instruction.
+# - turns: whole steps of another build's trainer and of this one, interleaved.
 # - Text is from checkpoints that have learnt nothing, so large that they stay out of what is brought back.
 # - Races are looked for in a test: in a whole step the tool of CUDA 13.0 ends with an internal error (on an H200; dev/LOG.md).
 # - Ranks are on one GPU: their sums go through the host's memory.
@@ -58,6 +59,7 @@ train_causal_fp32 | 60 | bin/train_causal $twenty --precision fp32 --out $runs/c
 train_asga | 60 | bin/train_asga $twenty --out $runs/asga
 bench_attention | 60 | bin/bench_gpu --parts attention --repeats 10
 bench_steps | 90 | bin/bench_gpu --parts kernels steps --repeats 10
+turns | 120 | $python scripts/experiments/turns.py --rounds 3 bin/old_train_causal bin/train_causal -- --device cuda $whole $bundled
 
 written
 checkpoint_$v | 60 | bin/train_$v $writes --out written/$v
