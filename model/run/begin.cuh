@@ -195,7 +195,6 @@ void begin(AnyRun auto& run, const Origin& origin) {
     run.validation.loss = run.state.last_val_loss;
     require_same_data(run, origin);
     run.state.train_data = describe_data(*run.data.train, run.o.shuffle);
-    run.ceiling = measure_matmul(run.device) * run.ranks.size();
     const std::string folder = origin.folder() ? origin.folder()->string() : "";
     ReplicaCheck(run.device, run.gpt).require_equal_start(run.device, run.ranks, folder);   // in every run
     if (o.check_ranks_every) run.replicas.emplace(run.device, run.gpt), run.replicas->remember_update(run.device);

@@ -134,6 +134,7 @@ struct Run {
     /// Allocates all memory. Exit::out_of_memory, before, if the plan does not fit.
     void allocate() {
         require_memory(memory_plan(), o, available_memory(device), ranks_per_device(device, ranks.local_size()));
+        if (!o.evaluate) ceiling = measure_matmul(device) * ranks.size();   // in memory that the model then takes
         if (!o.evaluate) collectives.emplace(device, ranks);   // first, since NCCL allocates memory
         gpt.allocate(device);
         feed.allocate(device);
