@@ -292,7 +292,8 @@ struct Policy {
     //     template <class X> void naive(const LayerInputs<X>&, const X* weights, X* out) const;   // out (B, T, NH, HS)
     // and with own passes forward() and backward(), whose arguments are those of attention_layer_forward() and _backward()
     // (attention/kernel/layer.h).
-    // Optional for speed on a GPU: modifies_scores, specialise() (attention/kernel/features.cuh).
+    // Optional for speed: is_plain(i0, i1, j0, j1), true where score() returns a for all pairs of a rectangle as tile() has it; on a GPU
+    // modifies_scores, specialise() (attention/kernel/features.cuh).
 
     /// Own passes: bytes that forward() keeps for backward(), and bytes of workspace while either runs.
     template <class X>

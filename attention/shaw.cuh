@@ -3,6 +3,7 @@
 // with one table a (K + 1, HS) per layer that all heads share. The paper's table has 2K + 1 rows, for both directions; a language
 // model needs one. So the scores are those of plain attention plus a row feature that the pair's distance selects:
 //     z_ij = a_ij + F_ir,   F = q a^T / sqrt(HS)   (B, NH, T, K + 1)
+// The kernel computes a_ij + F_ir - F_iK, which has the same softmax, so that pairs from distance K on need no feature.
 // Assumptions:
 // - The paper's second table, added to the values, is left out: its own ablation finds the keys' table sufficient.
 // - There is no RoPE: distances enter through the table alone, as in the paper. q and k are after QK-norm.
@@ -43,12 +44,14 @@ struct shaw : Policy {
     };
     template <class N>
     constexpr N score(N a, const Pair<N>& pair) const {
-        return a + pair.row_by_distance(Entry{K});
+        return a + (pair.row_by_distance(Entry{K}) - pair.row(K));
     }
+    constexpr bool is_plain(int i0, int, int, int j1) const { return i0 - (j1 - 1) >= K; }
     template <class N, class Loss>
     constexpr N score_backward(N a, const Pair<N>& pair, PairGradients<N>& to, Loss dz_of) const {
         const N dz = dz_of(score(a, pair));
         to.row_by_distance(pair, Entry{K}, dz);
+        to.row(K, -dz);
         return dz;
     }
 

@@ -288,6 +288,7 @@ public:
         const float scale = rsqrtf(float(Shape::HS));
         const QueryTileVisit& visit = part.visit;
         const auto& rows = shared_.rows[visit.buffer];
+        if (walk.is_plain(place_of(part))) return differentiate_plainly(s, dp, part);
 #pragma unroll
         for (int n = 0; n < Scores::N; n++)
 #pragma unroll
@@ -336,6 +337,25 @@ public:
     }
 
 private:
+    static __device__ TilePlace place_of(const QueryPart& part) {
+        const TilePlace& at = part.place;
+        return {at.b, at.h, at.i0 + part.q0, at.j0 + part.key0, min(Shape::STEP, at.rows - part.q0),
+                min(Shape::WARP_KEYS, at.columns - part.key0)};
+    }
+    /// differentiate() where score() changes no pair.
+    __device__ __forceinline__ void differentiate_plainly(Scores& s, Scores& dp, const QueryPart& part) const {
+        const float scale = rsqrtf(float(Shape::HS));
+        const auto& rows = shared_.rows[part.visit.buffer];
+        s.for_each_of_lane([&](float& score, int key, int n, int side) {
+            const int r = part.q0 + 8 * n + lane_column() + side, bit = 4 * (key / 2 * Scores::N + n) + key % 2 * 2 + side;
+            const float gate = MAY_BE_GATED<P> ? rows[ROW_GATE][r] : 1;
+            const float weight = exp2_of(fmaf(score, scale * LOG2_E, -rows[ROW_LSE][r])), p = part.hidden >> bit & 1 ? 0 : weight;
+            float& of_score = dp.at(key, n, side);
+            score = gate * p, of_score = scale * p * fmaf(gate, of_score, -rows[ROW_D][r]);
+        });
+        this->keep_nothing(part.q0, Shape::STEP);
+    }
+
     /// Stores the sums of query r over the warp's keys.
     __device__ __forceinline__ void keep_row_sums(const N* row_sums, int r) const {
         for (int f = 0; f < f_.row; f += 8) {
@@ -580,7 +600,8 @@ private:
                 add_part(reinterpret_cast<float2*>(at), make_float2(dq.d[m][n][2 * half], dq.d[m][n][2 * half + 1]), first);
             });
         }
-        gradients_.add_tile(tiles(visit.h).place(visit.tile, tile_), first);
+        const TilePlace at = tiles(visit.h).place(visit.tile, tile_);
+        if (first || !tiles(visit.h).walk().is_plain(at)) gradients_.add_tile(at, first);
     }
 
     /// Calls body(m, n, half, at) for each pair of dQ elements of the thread. `to` is the address of the first of its 32 rows, of which

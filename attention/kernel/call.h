@@ -199,6 +199,13 @@ public:
         return judge_positions(part.i0, part.i0 + part.rows, part.j0, part.j0 + part.columns);
     }
 
+    /// Whether score() changes no pair of the rectangle, as far as the policy tells (is_plain()).
+    constexpr bool is_plain(const TilePlace& at) const {
+        if constexpr (requires { policy_.is_plain(0, 0, 0, 0); })
+            return !positions() && policy_.is_plain(at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);
+        else return false;
+    }
+
     constexpr bool visible(int i, int j) const {
         const int qi = q_position(i), kj = k_position(j);
         if (qi < 0) return false;

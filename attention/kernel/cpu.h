@@ -140,9 +140,10 @@ void modify_and_mask(X* z, const P& policy, const AttentionForward<X>& a, const 
                      Tile verdict) {
     const Features f = policy.features();
     const int width = whole_packs<X>(at.columns);
+    const bool plain = walk.is_plain(at);
     for (int r = 0; r < at.rows; r++) {
         X* row = z + r * TILE;
-        for (int j = 0; j < width; j += LANES<X>)
+        for (int j = 0; j < width && !plain; j += LANES<X>)
             store(row + j, policy.score(load<Pack<X>>(row + j), pair_of(a, f, walk, at, at.i0 + r, at.j0 + j)));
         for (int j = at.columns; j < width; j++) row[j] = X(HIDDEN);
     }
@@ -518,6 +519,7 @@ void backward_pairs(const P& policy, const AttentionForward<X>& a, const Attenti
     const size_t bh = size_t(at.b) * a.NH + at.h, columns = padded(a.S);
     N* const head_sums = w.head_sums.get() + size_t(at.h % (a.NH / a.NKV)) * f.head;
     N tile_sums{};
+    const bool plain = walk.is_plain(at);
     for (int r = 0; r < at.rows; r++) {
         const int i = at.i0 + r;
         const X lse = w.lse[i % TILE], D = w.D[i % TILE];
@@ -529,6 +531,10 @@ void backward_pairs(const P& policy, const AttentionForward<X>& a, const Attenti
                 store(&tile.p[n], p);
                 return p * (load<N>(&tile.dz[n]) - D);
             };
+            if (plain) {
+                store(&tile.dz[n], dz_of(load<N>(&tile.a[n])));
+                continue;
+            }
             PairGradients<N> gradients{head_sums, w.row_sums.get(), g.dcolumn + bh * f.column * columns + at.j0 + j, columns,
                                        &tile_sums};
             const Pair<N> pair = pair_of(a, f, walk, at, i, at.j0 + j);
