@@ -40,7 +40,7 @@ BF16_BANDS = {"routing": 2e-1, "mosa": 1e-1, "moh": 1e-1, "adaptive_sparse": 1e-
 # - Of attention ncu profiles the measured launch of forward (three before each are warm-ups; the first of each pass and head size
 #   fill the tensors) and the next, backward's first, with clocks as they are; then it prints all that was measured, what warps wait
 #   for among it, and the same for each instruction.
-# - turns: whole steps of another build's trainer and of this one, interleaved.
+# - turns_V: whole steps of another build's trainer and of this one, interleaved.
 # - Text is from checkpoints that have learnt nothing, so large that they stay out of what is brought back.
 # - Races are looked for in a test: in a whole step the tool of CUDA 13.0 ends with an internal error (on an H200; dev/LOG.md).
 # - Ranks are on one GPU: their sums go through the host's memory.
@@ -59,7 +59,6 @@ train_causal_fp32 | 60 | bin/train_causal $twenty --precision fp32 --out $runs/c
 train_asga | 60 | bin/train_asga $twenty --out $runs/asga
 bench_attention | 60 | bin/bench_gpu --parts attention --repeats 10
 bench_steps | 90 | bin/bench_gpu --parts kernels steps --repeats 10
-turns | 120 | $python scripts/experiments/turns.py --rounds 3 bin/old_train_causal bin/train_causal -- --device cuda $whole $bundled
 
 written
 checkpoint_$v | 60 | bin/train_$v $writes --out written/$v
@@ -89,6 +88,7 @@ racecheck_$v | 120 | $racecheck | ^All tests passed
 
 trained
 speed_$v | 30 | bin/train_$v --device cuda $whole --steps 12 $bundled $quiet --out $runs/speed_$v
+turns_$v | 120 | $python scripts/experiments/turns.py --rounds 3 bin/old_train_$v bin/train_$v -- --device cuda $whole $bundled
 
 causal
 patterns | 60 | bin/bench_patterns_gpu
@@ -337,6 +337,7 @@ def judge(results, records):
     runs, done = results / "runs", [step["step"] for step in records if step.get("status") == 0]
     tables = {step: [line for line in text_of(results / f"{step}.txt").splitlines() if line.startswith(("|", "###"))]
               for step in ("constants", "bench_attention", "bench_steps", "pytorch", "ladder", "patterns")}
+    tables["turns"] = [line for path in sorted(results.glob("turns_*.txt")) for line in text_of(path).splitlines() if " ms: " in line]
     speeds = {variant: run["tokens_per_second"] for variant, run in read_runs(runs, "speed").items() if f"speed_{variant}" in done}
     found = {"machine": describe_machine(text_of(results / "machine.txt")), "steps": records, "curves": compare_curves(runs),
              "paired": {variant: run for variant, run in read_runs(runs, "paired").items() if "val_loss" in run},

@@ -4,8 +4,8 @@
 #     dev/pack.sh [FOLDER]       default .gpu, which git ignores; there: python3 FOLDER/gpu_day.py (dev/README.md, "Ten minutes on a GPU")
 # CUDA_ARCH="-gencode arch=compute_80,code=sm_80" for another GPU than an H100 or H200; ARCH=-march=... for another processor than one
 # with AVX2; VARIANTS="causal asga" for other trainers; DATA="FOLDER/*" for the shards of a text that --experiment reads there;
-# TESTS= TOOLS= WRITES= leaves tests, benchmarks and text out; OLD=FILE adds another build's train_causal (build/pack/tree of its tree),
-# with which this one takes turns;
+# TESTS= TOOLS= WRITES= leaves tests, benchmarks and text out; OLD=FILE adds another build's train_VARIANT (build/pack/tree of its tree),
+# whose whole steps are measured between this one's;
 # HERE=1 builds for this machine, in this tree; EMULATED=1 takes the programs of build/emulated, to try all this without a GPU.
 # The other machine needs glibc and libstdc++ at least as new as here, and CUDA's and NCCL's libraries as here. Open MPI is in the
 # package: PATH=FOLDER/mpi:$PATH mpirun -np 2 FOLDER/bin/train_causal starts ranks on a machine without any.
@@ -52,7 +52,7 @@ libraries_of() { ldd "$@" | awk -v there="$there" '$3 ~ /^\// && $3 !~ there { p
 mkdir -p "$folder"/{bin,lib,data/bundled,cpu}
 cd "$tree"
 for program in "${programs[@]}"; do strip -o "$folder/bin/$(basename "$program")" "$program"; done
-[ -z "${OLD:-}" ] || (cd "$here" && strip -o "$folder/bin/old_train_causal" "$OLD")
+[ -z "${OLD:-}" ] || (cd "$here" && strip -o "$folder/bin/old_${OLD##*/}" "$OLD")
 ln -s ../data "$folder/bin/data"   # where programs look for the bundled text
 libraries=$(libraries_of "${programs[@]}")
 

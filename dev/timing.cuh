@@ -25,7 +25,7 @@ struct CardState {
     unsigned mhz = 0, milliwatts = 0;
 };
 
-/// Asks NVML, which comes with the driver, about the current GPU.
+/// The current GPU's clock and power by NVML, which comes with the driver.
 class CardReader {
 public:
     CardReader() {

@@ -118,8 +118,8 @@ static std::string summary_of_branch(const BranchReport& r) {
     double reach = 0;
     for (const auto& layer : r.gate_reach)
         for (double x : layer) reach = std::max(reach, std::isnan(x) ? 0 : x);
-    if (reach > 0) line += text(" of sums up to %.1f", reach);
-    if (reach > MOST_REACH) line += text(", which is beyond %.0f: those heads take the slower kernel", MOST_REACH);
+    if (reach > 0) line += text(", farthest gate argument %.1f", reach);
+    if (reach > MOST_REACH) line += text(" (beyond %.0f: slower kernel in bf16)", MOST_REACH);
     return line;
 }
 

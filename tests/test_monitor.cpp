@@ -47,10 +47,10 @@ TEST_CASE("attention report: averages per head over rows that have something to 
     CHECK((r.gate_reach[0][0] == 5 && r.gate_reach[0][1] == 2));
     CHECK(mean_of(r.normalised) == 0.75);    // of what there is
     const std::string all = summary_of({r});
-    CHECK(all == "entropy 0.13 nats (0.75 of log keys), pairs 66.7%, tiles 75.0%, gate 0.38 (50.0% off), pair gate 0.50 of sums up to "
-                 "5.0");
+    CHECK(all == "entropy 0.13 nats (0.75 of log keys), pairs 66.7%, tiles 75.0%, gate 0.38 (50.0% off), pair gate 0.50, farthest "
+                 "gate argument 5.0");
     r.gate_reach[0][1] = 9;
-    CHECK(summary_of({r}) == all.substr(0, all.size() - 3) + "9.0, which is beyond 8: those heads take the slower kernel");
+    CHECK(summary_of({r}) == all.substr(0, all.size() - 3) + "9.0 (beyond 8: slower kernel in bf16)");
     r.gate = r.pair_gate = r.gate_reach = {{NAN, NAN}};
     CHECK(summary_of({r}).find("gate") == std::string::npos);
     std::vector<std::string> keys;

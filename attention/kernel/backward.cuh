@@ -85,11 +85,11 @@ private:
 
 /// The backward kernel's global memory. Query tiles have TILE rows, key tiles TILE columns or more.
 struct BackwardMemory {
-    int* work_counter;   // (2) number of started blocks: the index of the next block's work; of a gate's general kernel
+    int* work_counter;   // (2) number of started blocks: the index of the next block's work; the second is ByScore's
     int* semaphore;      // (B, NH, query tiles) the last key tile that added to a query tile's gradients, or NO_TILE
     float* rows;         // (B, NH, query tiles, ROW_VALUES, TILE)
     float* head_parts;   // (B, NH, key tiles, features.head)
-    float* peaks;        // (B, NH, query tiles, PEAKS) the longest rows of dO times the gate
+    float* peaks;        // (B, NH, query tiles, PEAKS) the lengths of the longest rows of dO
     Stuck* stuck = nullptr;   // report of a block whose wait timed out
 
     static constexpr int NO_TILE = -1;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(128)
     if (threadIdx.x == 0) memory.semaphore[tile_of_all] = BackwardMemory::NO_TILE;
     if (threadIdx.x == 0 && tile_of_all == 0) memory.work_counter[0] = memory.work_counter[1] = 0;
     float* rows = memory.rows + tile_of_all * ROW_VALUES * TILE;
-    float peak = 0;   // of the squares of dO's rows times the gate
+    float peak = 0;   // of the squares of dO's rows
     for (int r = int(threadIdx.x) / PIECES; r < TILE; r += THREADS / PIECES) {
         const int i = i0 + r, d = int(threadIdx.x) % PIECES * PIECE;
         const size_t head = (size_t(b) * a.T + i) * a.NH + h;
@@ -170,10 +170,10 @@ __global__ void __launch_bounds__(128)
         rows[ROW_D * TILE + r] = MODIFIES_SCORES<P> ? of_row : rsqrtf(float(HS)) * of_row;
         rows[ROW_GATE * TILE + r] = gate;
         if (i < a.T && g.dgate) g.dgate[head] = product;
-        peak = fmaxf(peak, gate * gate * square);
+        peak = fmaxf(peak, square);
     }
     if constexpr (P::traits.gate_of_units) {
-        static_assert(THREADS / WARP == PEAKS);
+        static_assert(THREADS / WARP == PEAKS && !MAY_BE_GATED<P>);
         peak = sqrtf(warp_max(peak));
         if (lane_of() == 0 && policy.features().reach) memory.peaks[tile_of_all * PEAKS + threadIdx.x / WARP] = peak;
     }
@@ -656,8 +656,8 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
                               const __grid_constant__ AttentionBackward<typename Shape::X> g,
                               const __grid_constant__ BackwardMemory memory) {
     auto& shared = dynamic_shared<BackwardShared<Shape>>();
-    constexpr bool GENERAL_GATE = P::traits.gate_of_units && !BY_UNITS<Shape, P>;
-    if (threadIdx.x == 0) shared.work = atomicAdd(memory.work_counter + GENERAL_GATE, 1);
+    constexpr bool BY_SCORE = P::traits.gate_of_units && !BY_UNITS<Shape, P>;
+    if (threadIdx.x == 0) shared.work = atomicAdd(memory.work_counter + BY_SCORE, 1);
     __syncthreads();
     BackwardBlock<Shape, P>(policy, a, g, memory, shared, shared.work).run();
 }
@@ -671,10 +671,9 @@ void launch_backward_kernel(GPU device, const P& policy, const AttentionForward<
     launch(device, attention_backward_kernel<Shape, P>, blocks, Shape::THREADS, shared, policy, a, g, memory);
 }
 
-/// `general` is the policy without a twin: it computes what a gate of units does not.
-template <class Shape, class P, class General, class X>
-void attention_backward_as(GPU device, const P& policy, const General& general, const AttentionForward<X>& a,
-                           const AttentionBackward<X>& g, const BackwardMemory& memory) {
+template <class Shape, class P, class X>
+void attention_backward_as(GPU device, const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
+                           const BackwardMemory& memory) {
     const Features f = policy.features();
     if (a.gate && !MAY_BE_GATED<P>)
         fail(Exit::usage, "attention's backward pass: arguments with a gate, for a policy without traits.gates_output");
@@ -683,7 +682,7 @@ void attention_backward_as(GPU device, const P& policy, const General& general, 
         AttentionForward<X> rest = a;
         if (BackwardBlock<Shape, P>::shared_bytes(f) > max_shared_memory()) rest.reach = nullptr;
         if (rest.reach) launch_backward_kernel<Shape>(device, policy, a, g, memory);
-        launch_backward_kernel<BackwardShape<X, Shape::HS, true>>(device, general, rest, g, memory);
+        launch_backward_kernel<BackwardShape<X, Shape::HS, true>>(device, ByScore<P>(policy), rest, g, memory);
     } else {
         launch_backward_kernel<Shape>(device, policy, a, g, memory);
     }
@@ -712,8 +711,8 @@ void attention_backward(GPU device, const P& policy, const AttentionForward<X>& 
             using Shape = BackwardShapeOf<X, HS, Special>;
             if constexpr (Shape::tuned && HS > 64)
                 if (BackwardBlock<Shape, Special>::shared_bytes(f) > max_shared_memory())
-                    return attention_backward_as<BackwardShape<X, HS, false, true>>(device, special, policy, a, g, memory);
-            attention_backward_as<Shape>(device, special, policy, a, g, memory);
+                    return attention_backward_as<BackwardShape<X, HS, false, true>>(device, special, a, g, memory);
+            attention_backward_as<Shape>(device, special, a, g, memory);
         });
     });
 }

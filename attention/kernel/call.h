@@ -68,7 +68,7 @@ struct AttentionForward {
     const Wide<X>* row = nullptr;      // (B, NH, T, features.row)
     const Wide<X>* column = nullptr;   // (B, NH, features.column, padded(S))
     const Wide<X>* tile = nullptr;     // (B, NH, tiles_of(T), tiles_of(S))
-    Wide<X>* reach = nullptr;          // (B, NH) written by the forward pass; without memory for it the general kernel computes a gate
+    Wide<X>* reach = nullptr;          // (B, NH) written by the forward pass; a gate without it is computed by score()
 
     TileList list;                     // tiles of a mask that the policy does not compute
     PairBits bits = {};                // pairs of such a mask
@@ -199,7 +199,7 @@ public:
         return judge_positions(part.i0, part.i0 + part.rows, part.j0, part.j0 + part.columns);
     }
 
-    /// Whether score() changes no pair of the rectangle, as far as the policy tells (is_plain()).
+    /// Whether score() changes no pair of the rectangle, by the policy's is_plain(); false without it.
     constexpr bool is_plain(const TilePlace& at) const {
         if constexpr (requires { policy_.is_plain(0, 0, 0, 0); })
             return !positions() && policy_.is_plain(at.i0, at.i0 + at.rows, at.j0, at.j0 + at.columns);

@@ -141,7 +141,7 @@ private:
 /// (or 1).
 enum RowValue { ROW_LSE, ROW_D, ROW_GATE, ROW_VALUES };
 
-/// The parts of a query tile of which each has its longest row of dO found.
+/// Parts per query tile in BackwardMemory::peaks: one per warp of attention_prepare_kernel().
 inline constexpr int PEAKS = 4;
 
 /// A query tile of a head that visits the key tile, with the buffers of its rows and its head's columns.

@@ -51,8 +51,8 @@ __device__ __forceinline__ void mask(Accumulator<M, N>& s, const Walk& walk, con
 // ------------------------------------------------------------------------------------------------------------ shapes and the block
 
 /// Tile sizes. A warp's 16-row tiles share every fragment of K and V that it loads. A policy with its own scores spends its time on
-/// them and has fewer registers to spare. SINGLE is for a gate of units, whose numbers take twice the shared memory of K: three blocks
-/// on a multiprocessor hide the copies of one another.
+/// them and has fewer registers to spare. SINGLE is for a gate of units, whose numbers take as much shared memory as keys of 128: two
+/// or three blocks on a multiprocessor hide the copies of one another.
 template <class X_, int HS_, bool MODIFIED, bool SINGLE = false>
 struct ForwardShape {
     using X = X_;
@@ -439,7 +439,7 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
                 AttentionForward<X> rest = a;
                 if (forward_shared_bytes<Shape>(special) > max_shared_memory()) rest.reach = nullptr;
                 if (rest.reach) launch_forward_kernel<Shape>(device, special, a);
-                launch_forward_kernel<Shape>(device, policy, rest);
+                launch_forward_kernel<ForwardShape<X, HS, true>>(device, ByScore<Special>(special), rest);
             } else {
                 launch_forward_kernel<Shape>(device, special, a);
             }

@@ -48,7 +48,7 @@ private:
     /// Number n, which may differ between the lanes of a warp: registers cannot be indexed.
     static __device__ float number(const float (&numbers)[3], int n) { return n == 0 ? numbers[0] : n == 1 ? numbers[1] : numbers[2]; }
 
-    /// Off by about 2^-20 at angles below 16, where the numbers are rounded to 2^-11 anyway.
+    /// Off by about 2^-20 at angles up to 2 MOST_REACH, and rounded to 2^-11 later.
     static __device__ float2 cos_and_sin(float angle) {
 #if defined(__CUDACC__)
         float2 both;
@@ -70,5 +70,7 @@ static __constant__ const SeparableGelu SEPARABLE_GELU[] = {
     {{0.71024473f, 1.3751142f, 2.0289412f}, {-0.50397111f, -0.12375869f, -0.033887777f}, 0.058043522f, 0.66809755f}};   // 6.5e-3, 2.2e-2
 
 __device__ __forceinline__ SeparableGelu SeparableGelu::for_reach(float reach) {
-    return SEPARABLE_GELU[max(0, min(5, int(ceilf(reach)) - 3))];
+    constexpr int FIRST = 3, LAST = 8;
+    static_assert(sizeof(SEPARABLE_GELU) == (LAST - FIRST + 1) * sizeof(SeparableGelu) && LAST == MOST_REACH);
+    return SEPARABLE_GELU[int(fmaxf(FIRST, fminf(ceilf(reach), LAST))) - FIRST];
 }

@@ -10,7 +10,7 @@
 //     dA_f = <phi'(A_f), sum_keys e w_f / 2 psi(B_f)>     dB_f = w_f / 2 (<psi'(B_f), sum_queries e phi(A_f)> + chi'(B_f) sum_queries e)
 //     dw_f = 1/2 sum_keys (<psi(B_f), sum_queries e phi(A_f)> + chi(B_f) sum_queries e)
 // The functions depend on how far A_f, B_f and A_f + B_f reach in this head and sequence. Where that is beyond their table, and on a GPU
-// whose shared memory is too small, the kernels for any number of units compute the head instead.
+// whose shared memory is too small, kernels with score() itself compute the head instead.
 #pragma once
 #include "attention/kernel/features.cuh"
 #include "attention/kernel/separable_gelu.h"
@@ -30,7 +30,14 @@ constexpr bool by_units() {
 template <class Shape, class P>
 inline constexpr bool BY_UNITS = by_units<Shape, P>();
 
-/// Whether this kernel computes heads first .. last - 1 of sequence b: the form by units and the one for any number share the work.
+/// The same policy for the kernels that call score(), also for sixteen units.
+template <class P>
+struct ByScore : P {
+    static constexpr int hidden_units = 0;
+    explicit constexpr ByScore(const P& policy) : P(policy) {}
+};
+
+/// Whether this kernel computes heads first .. last - 1 of sequence b: the form by units and ByScore share the work.
 template <class Shape, class P, class X>
 __device__ bool computes(const AttentionForward<X>& a, int b, int first, int last) {
     if constexpr (!Shape::fast || !P::traits.gate_of_units) return true;
@@ -42,9 +49,8 @@ __device__ bool computes(const AttentionForward<X>& a, int b, int first, int las
 
 /// The largest |A_f|, |B_f| or |A_f + B_f| of head blockIdx.x in sequence blockIdx.y, over all units and pairs. NaN is ignored here and
 /// found later.
-template <class Number>
-__global__ void __launch_bounds__(UnitGate::THREADS)
-    gate_reach_kernel(Number* reach, const Number* row, const Number* column, int T, int S) {
+static __global__ void __launch_bounds__(UnitGate::THREADS)
+    gate_reach_kernel(float* reach, const float* row, const float* column, int T, int S) {
     constexpr int UNITS = UnitGate::UNITS, PARTS = UnitGate::THREADS / UNITS;
     auto& ends = dynamic_shared<float[4][UnitGate::THREADS]>();
     const size_t bh = size_t(blockIdx.y) * gridDim.x + blockIdx.x;
@@ -73,7 +79,7 @@ __global__ void __launch_bounds__(UnitGate::THREADS)
 /// Fills a.reach.
 template <class X>
 void find_gate_reach(GPU device, const AttentionForward<X>& a) {
-    launch(device, gate_reach_kernel<float>, Grid(a.NH, a.B), UnitGate::THREADS, sizeof(float[4][UnitGate::THREADS]), a.reach, a.row,
+    launch(device, gate_reach_kernel, Grid(a.NH, a.B), UnitGate::THREADS, sizeof(float[4][UnitGate::THREADS]), a.reach, a.row,
            a.column, a.T, a.S);
 }
 
@@ -289,7 +295,7 @@ public:
             const float dz = p * (dp.at(key, n, side) - rows[ROW_D][r]), da = fmaf(dz, t, dz), ds = memory_.half_scale * da;
             const float e = qk * fmaf(-ds, t, ds);
             sums.scale += da * qk, sums.total[key] += e;
-            s.at(key, n, side) = p, dp.at(key, n, side) = ds, half = memory_.factor * e;
+            s.at(key, n, side) = p, dp.at(key, n, side) = ds, half = within_half(memory_.factor * e);
         });
         const FragmentA<fp16> left[1] = {u.template as_a<fp16>(0, 0)};
         registers_times_rows(sums.of_phi, left, memory_.queries, part.q0);
@@ -389,12 +395,15 @@ private:
         memory_.start[threadIdx.x] = start;
     }
 
+    /// Half precision ends at 65504, where a gradient is cut off: beyond |v| c |a| of 8,000 or so, with all of a row's weight in doubt.
+    static __device__ float within_half(float x) { return fmaxf(-65504, fminf(x, 65504)); }
+
     /// 2^n, by which e is multiplied to fit into half precision: the longest row of dO becomes 8 to 16 long. Called by whole warps.
     __device__ float unit_factor(int bh) const {
         const int count = tiles_of(a_.T) * PEAKS;
         float peak = 0;
         for (int n = lane_of(); n < count; n += WARP) peak = fmaxf(peak, peaks_[size_t(bh) * count + n]);
-        const int exponent = max(-100, min(100, ilogbf(warp_max(peak))));
+        const int exponent = max(-60, min(60, ilogbf(warp_max(peak))));
         return ldexpf(8, -exponent);
     }
 

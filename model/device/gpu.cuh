@@ -80,7 +80,7 @@ void launch(const GPU& device, void (*kernel)(Parameters...), const Grid& grid, 
     check(cudaGetLastError(), grid.at);
 }
 
-/// What this process has allocated on the GPU, in bytes: now, and at most.
+/// Bytes that this process has allocated on the GPU: now, and at most.
 struct GpuBytes {
     size_t now = 0, most = 0;
 };

@@ -71,7 +71,7 @@ __device__ __forceinline__ float number(const Packed<X>& pack, int n) {
 /// pass overwrites the logits with the gradient. If a block KEEPS its row in shared memory, it takes every gridDim.x-th row: both passes
 /// read shared memory, and the second one starts the copy of the next row into each place that it has read. Else it takes one row and
 /// reads it twice, from the end of the row on, which is most likely still cached. Both give the same bits. A thread reads in all passes
-/// what it has copied, so its own copies are all that it waits for.
+/// what it has copied; the target's logit, which another thread has copied, is read after a barrier.
 template <class X, bool KEEPS>
 __global__ void __launch_bounds__(softmax::THREADS)
     cross_entropy_kernel(float* losses, X* logits, const int32_t* targets, int rows, int V, float dloss, const float* weight) {

@@ -150,7 +150,7 @@ inline CardMemory card_memory(GPU device) {
     return {total, total - free};
 }
 inline size_t available_memory(GPU device) { return card_memory(device).total; }
-/// What the engine allocates. CUDA's context, NCCL and other programs come on top: the card tells only the sum over all programs.
+/// The engine's allocations. CUDA's context, NCCL and other programs come on top; the driver has only the sum over all programs.
 inline size_t peak_memory(GPU) { return gpu_bytes.most; }
 inline constexpr const char* name_of_peak(GPU) { return "peak of its allocations on the GPU"; }
 
