@@ -10,6 +10,7 @@
 // - FoX (Pro)'s output gate, output norm and shift of keys and values by one token are left out. QK-norm is the model's.
 // - The released code has one key head per query head. With fewer, every query head still has its own gate.
 // - Skipping forgotten pairs (arXiv 2504.06949) is left out: every pair is computed.
+// - --read-window and --read-sinks are not of the paper: with them e16_sinks reads dense models.
 // Precision: c grows with the text (with the initial gates to -22713 at token 32768, where float32 resolves 1/512), but only small
 // differences matter. Sums are therefore in double, and c is passed in two parts: high, c rounded to float32, and low, the rest.
 // The difference of two high parts is rounded to its own last place, not to theirs: near pairs lose nothing.
@@ -18,6 +19,7 @@
 #pragma once
 #include "attention/gates/token_linear.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/masks/pattern.h"
 #include "attention/scores/running_sum.cuh"
 
 /// Computes c, as features of rows and columns, from the gates' logits u (B, T, NH).
@@ -54,7 +56,7 @@ struct ForgetBackward {
     }
 };
 
-struct forgetting : Policy {
+struct forgetting : ReadThroughWindow {
     static constexpr const char* name = "forgetting";
     static constexpr Traits traits{.reads_x = true};
     bool with_rope;
@@ -62,10 +64,10 @@ struct forgetting : Policy {
     int NH, C;
 
     forgetting(const Config& config, int layer)
-        : Policy(config, layer), with_rope(config.setting("forgetting_rope") != 0), NH(config.NH), C(config.C) {}
+        : ReadThroughWindow(config, layer), with_rope(config.setting("forgetting_rope") != 0), NH(config.NH), C(config.C) {}
 
     static std::vector<Setting> settings() {
-        return {{"--forgetting-rope", "forgetting_rope", 0, 0, 1, WHOLE, "RoPE on queries and keys: 1 on, 0 off"}};
+        return with({"--forgetting-rope", "forgetting_rope", 0, 0, 1, WHOLE, "RoPE on queries and keys: 1 on, 0 off"});
     }
 
     void declare(TensorList& list, const std::string& prefix) {
@@ -119,6 +121,6 @@ struct forgetting : Policy {
             for (int l = j + 1; l <= i; l++) a += log_f[in.token(b, l) * NH + h];
             return a;
         };
-        dense_softmax(in, out, modify, [](int, int i, int j) { return j <= i; });
+        dense_softmax(in, out, modify, [&](int, int i, int j) { return j <= i && (j < leading || j >= i - left); });
     }
 };

@@ -10,10 +10,12 @@
 //   w_theta with those of the query projection, by groups of query heads; here w_theta is a tensor of its own.
 // - Form 0 is the gate of dsa_no_window.cuh without its bias. The code shares the gate's parts.
 // - A monitor shows the gate of each head: in form 1 the mean over its elements.
+// - --read-window and --read-sinks are not of the paper: with them e16_sinks reads dense models.
 #pragma once
 #include "attention/gates/row_gate.cuh"
 #include "attention/gates/token_linear.cuh"
 #include "attention/kernel/layer.h"
+#include "attention/masks/pattern.h"
 #include "attention/scores/each_element.cuh"
 #include "attention/scores/projection.cuh"
 
@@ -57,7 +59,7 @@ struct MeanGates {
     }
 };
 
-struct gated : Policy {
+struct gated : ReadThroughWindow {
     static constexpr const char* name = "gated";
     // Own passes, as the kernel's gate has one number per head.
     static constexpr Traits traits{.own_passes = true, .one_call = true, .reads_x = true, .gates_output = true};
@@ -66,10 +68,10 @@ struct gated : Policy {
     int NH, HS, C;
 
     gated(const Config& config, int layer)
-        : Policy(config, layer), each(config.setting("gated_form") != 0), NH(config.NH), HS(config.HS), C(config.C) {}
+        : ReadThroughWindow(config, layer), each(config.setting("gated_form") != 0), NH(config.NH), HS(config.HS), C(config.C) {}
 
     static std::vector<Setting> settings() {
-        return {{"--gated-form", "gated_form", 1, 0, 1, WHOLE, "granularity of the gate: 0 per head, 1 per element of a head"}};
+        return with({"--gated-form", "gated_form", 1, 0, 1, WHOLE, "granularity of the gate: 0 per head, 1 per element of a head"});
     }
 
     void declare(TensorList& list, const std::string& prefix) {
@@ -143,7 +145,7 @@ struct gated : Policy {
 
     template <class X>
     void naive(const LayerInputs<X>& in, const X* weights, X* out) const {
-        dense_softmax(in, out, [](int, int i, int j) { return j <= i; });
+        dense_softmax(in, out, [&](int, int i, int j) { return j <= i && (j < leading || j >= i - left); });
         for (size_t t = 0; t < size_t(in.B) * in.T; t++)
             for (int n = 0; n < NH * HS; n++) {
                 const X u = dot(weights + gates.weight.offset + size_t(each ? n : n / HS) * C, in.x + t * C, C);
@@ -152,6 +154,6 @@ struct gated : Policy {
     }
 
 private:
-    /// The kernel's policy: causal attention.
-    const Policy& plain() const { return *this; }
+    /// The kernel's policy, without the gates.
+    const ReadThroughWindow& plain() const { return *this; }
 };

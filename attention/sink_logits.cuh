@@ -1,13 +1,13 @@
 // Learned attention sinks (gpt-oss: OpenAI 2025, model card arXiv 2508.10925 and its released code): a logit s per head joins the
 // softmax of every row and has no value, so that a head may attend to nothing.
-//     P_ij = exp(z_ij) / (exp(s_h) + sum_j exp(z_ij)),   z_ij = q_i.k_j / sqrt(HS)   for i - left <= j <= i
+//     P_ij = exp(z_ij) / (exp(s_h) + sum_j exp(z_ij)),   z_ij = q_i.k_j / sqrt(HS)   for i - left <= j <= i or j < --sinks
 // Since exp(LSE_i) is the sum over the keys alone, this is plain attention and a factor per row and head,
 //     O'_i = g_i O_i,   g_i = sigmoid(LSE_i - s_h)          dL/dLSE_i = dg_i g_i (1 - g_i),   ds_h = -sum_i dL/dLSE_i
 // With s = 0 in every head it is "softmax off by one" (Miller 2023), which adds 1 to the denominator.
 // Assumptions and omissions:
 // - s starts at random, normal(0.02), as in transformers' GptOss (whose name for it is sinks), and does not decay.
 // - gpt-oss alternates layers with windows of 128 keys and dense ones: --layers sink_logits:window=127,sink_logits:window=1000000000.
-//   Without --layers every layer is dense, or has the same --window.
+//   Without --layers every layer is dense, or has the same --window. Its --sinks, none by default, are not of gpt-oss.
 // - Its rescaled RoPE (YaRN) and its biases of projections are properties of the model, not of this mechanism.
 // - Statistics are over the keys without the sink: the log-sum-exp, and the entropy of the weights relative to their sum. The sink's
 //   share of a row is 1 - g, and a monitor shows the mean of g as the layer's gate.
@@ -15,7 +15,7 @@
 #include "attention/gates/row_gate.cuh"
 #include "attention/gates/token_linear.cuh"
 #include "attention/scores/each_element.cuh"
-#include "attention/sliding_window.cuh"
+#include "attention/sinks.cuh"
 
 /// g (B, T, NH) from LSE (B, NH, T). Rows are tokens.
 template <class X>
@@ -70,16 +70,17 @@ inline void sink_gradient(GPU device, float* ds, const float* dlse, int B, int N
 }
 #endif
 
-struct sink_logits : sliding_window {
+struct sink_logits : sinks {
     static constexpr const char* name = "sink_logits";
     static constexpr Traits traits{.own_passes = true, .one_call = true, .gates_output = true};   // the factor needs the log-sum-exp
     Slot s;                                    // (NH)
     int NH;
 
-    sink_logits(const Config& config, int layer) : sliding_window(config, layer), NH(config.NH) {}
+    sink_logits(const Config& config, int layer) : sinks(config, layer), NH(config.NH) {}
 
     static std::vector<Setting> settings() {
-        return {{"--window", "attention_window", 1e9, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i; 1e9: all", true}};
+        return {{"--window", "attention_window", 1e9, 0, 1e9, WHOLE, "left reach in tokens: query i sees keys i-N..i; 1e9: all", true},
+                {"--sinks", "sinks_tokens", 0, 0, 1e9, WHOLE, "sink tokens: leading tokens that every later token sees", true}};
     }
 
     void declare(TensorList& list, const std::string& prefix) {
@@ -142,17 +143,17 @@ struct sink_logits : sliding_window {
 
 private:
     /// The keys without the sink.
-    const sliding_window& keys() const { return *this; }
+    const sinks& keys() const { return *this; }
 
     template <class X>
     void naive_row(const LayerInputs<X>& in, int b, int h, int i, X sink, std::vector<X>& e, X* out) const {
         X* const o = out + (in.token(b, i) * NH + h) * in.HS;
-        const int first = std::max(0, i - left);
+        auto hidden = [&](int j) { return j >= leading && j < i - left; };
         X total = std::exp(sink);
-        for (int j = first; j <= i; j++)
-            total += e[j] = std::exp(dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS) / std::sqrt(X(in.HS)));
+        for (int j = 0; j <= i; j++)
+            if (!hidden(j)) total += e[j] = std::exp(dot(in.query(in.q, b, i, h), in.key(in.k, b, j, h), in.HS) / std::sqrt(X(in.HS)));
         std::fill_n(o, in.HS, X(0));
-        for (int j = first; j <= i; j++)
-            for (int d = 0; d < in.HS; d++) o[d] += e[j] / total * in.value(b, j, h)[d];
+        for (int j = 0; j <= i; j++)
+            for (int d = 0; d < in.HS && !hidden(j); d++) o[d] += e[j] / total * in.value(b, j, h)[d];
     }
 };

@@ -72,6 +72,7 @@ def of(variant, **settings):
 
 DSA = {'attention_window': 8, 'attention_dense_until': 20}
 SINKS = {'sinks_tokens': 3, 'attention_window': 7}
+DENSE = {'read_window': 10 ** 9, 'read_sinks': 0}
 MOSA = {'mosa_rho': 4, 'mosa_dense_heads': 2, 'mosa_rate': 0.05}
 ROUTING = {'attention_window': 8} | of('routing', clusters=4, local_heads=2, rate=0.05, balanced=0)
 SEER = of('seer', block=64, query=0, top_k=1, distil=1, distil_weight=1, distil_skip=0)
@@ -96,12 +97,12 @@ FORMS |= {
     'dsa_no_gate': other('dsa_no_gate', 67, DSA, NKV=4),
     'dsa_fixed_window': other('dsa_fixed_window', 67, {'attention_window': 8}),
     'dsa_no_window': other('dsa_no_window', 67, NKV=1),
-    'sink_logits': other('sink_logits', 70, {'attention_window': 9}, B=2),
-    'sink_logits_dense': other('sink_logits', 67, {'attention_window': 10 ** 9}, NKV=1),
-    'forgetting': other('forgetting', 70, {'forgetting_rope': 0}, B=2),
-    'forgetting_rope': other('forgetting', 67, {'forgetting_rope': 1}, NKV=4),
-    'gated': other('gated', 67, {'gated_form': 1}, B=2),
-    'gated_heads': other('gated', 53, {'gated_form': 0}, NKV=4),
+    'sink_logits': other('sink_logits', 70, {'attention_window': 9, 'sinks_tokens': 0}, B=2),
+    'sink_logits_dense': other('sink_logits', 67, {'attention_window': 10 ** 9, 'sinks_tokens': 0}, NKV=1),
+    'forgetting': other('forgetting', 70, DENSE | {'forgetting_rope': 0}, B=2),
+    'forgetting_rope': other('forgetting', 67, DENSE | {'forgetting_rope': 1}, NKV=4),
+    'gated': other('gated', 67, DENSE | {'gated_form': 1}, B=2),
+    'gated_heads': other('gated', 53, DENSE | {'gated_form': 0}, NKV=4),
     'moh': other('moh', 53, {'moh_shared': 1, 'moh_active': 2, 'moh_balance': 0.5, 'moh_printed': 0}, B=2, seed=7),
     'moh_printed': other('moh', 41, {'moh_shared': 2, 'moh_active': 1, 'moh_balance': 0.5, 'moh_printed': 1}, NKV=4, seed=2),
     'mosa': other('mosa', 67, MOSA, seed=4),

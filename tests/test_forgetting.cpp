@@ -12,7 +12,7 @@ double worst_error(int T, int apart) {
     std::vector<float> u = normal_numbers<float>(T, 3), row(2 * size_t(T)), column(2 * size_t(padded(T)));
     running_sum(CPU{}, ForgetForward<float>{u.data(), row.data(), column.data(), 1, T}, 1, 1, T);
     Config config;
-    config.settings["forgetting_rope"] = 0;
+    for (const Setting& setting : forgetting::settings()) config.settings[setting.key] = setting.value;
     const forgetting policy(config, 0);
     double worst = 0;
     for (int i = apart; i < T; i++) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "attention/mechanism.h"
 
@@ -53,6 +54,17 @@ struct LeadingAndWindow : Policy {
         return verdict.tile();
     }
     constexpr KeptKeys kept_keys() const { return {leading, left + 1}; }
+};
+
+/// Causal attention, unless settings beside the mechanism's own read the weights through a window with sinks.
+struct ReadThroughWindow : LeadingAndWindow {
+    ReadThroughWindow(const Config& config, int layer)
+        : LeadingAndWindow(config, layer, int(config.setting("read_sinks")), int(config.setting("read_window"))) {}
+    static std::vector<Setting> with(Setting own) {
+        return {own,
+                {"--read-window", "read_window", 1e9, 0, 1e9, WHOLE, "left reach of a window that is not the mechanism's; 1e9: none", true},
+                {"--read-sinks", "read_sinks", 0, 0, 1e9, WHOLE, "leading tokens that are seen beside that window", true}};
+    }
 };
 
 /// n / d and n mod d for a fixed d and every 0 <= n < 2^31, by a multiplication and a shift: masks need them for every pair, and a

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from .parts import Tensor, attend, per_token, scores, window
+from .patterns import read_through_window
 
 
 def dsa(gate, rule):
@@ -26,7 +27,7 @@ def dsa(gate, rule):
 def gated(a, w, s, notes):
     """A sigmoid of the block's input times every element of what a head found, or times all of a head."""
     gates = torch.sigmoid(F.linear(a.x, w['w_theta']))                     # (B, T, NH * HS) or (B, T, NH)
-    return attend(scores(a.q, a.k), a.causal, a.v) * gates.view(a.B, a.T, a.NH, -1).transpose(1, 2)
+    return attend(scores(a.q, a.k), a.causal & read_through_window(a, s), a.v) * gates.view(a.B, a.T, a.NH, -1).transpose(1, 2)
 
 
 def gated_tensors(form, s):

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from .parts import Tensor, attend, for_query_heads, scores, window
+from .patterns import leading_and_window, read_through_window
 
 
 def asga(gate, scale, windowed=False):
@@ -67,7 +68,7 @@ def shaw_tensors(form, s):
 
 def sink_logits(a, w, s, notes):
     """One more column of scores, the same in every row, whose probability is dropped."""
-    z = scores(a.q, a.k).masked_fill(~(a.causal & window(a, s)), -torch.inf)
+    z = scores(a.q, a.k).masked_fill(~(a.causal & leading_and_window('sinks_tokens')(a, s)), -torch.inf)
     sink = w['s'][:, None, None].expand(a.B, a.NH, a.T, 1)
     return torch.cat((z, sink), -1).softmax(-1)[..., :-1] @ for_query_heads(a.v, a.NH)
 
@@ -80,7 +81,7 @@ def forgetting(a, w, s, notes):
     """z = a_ij + the sum of log f_l, l from j + 1 to i: of all gates between. In double: a difference of two long sums."""
     c = F.logsigmoid(F.linear(a.x, w['w_f'], w['b_f'])).transpose(1, 2).double().cumsum(-1)     # (B, NH, T)
     z = scores(a.q, a.k) if s['forgetting_rope'] else scores(a.q_pre, a.k_pre)
-    return attend(z + (c[..., :, None] - c[..., None, :]).to(z.dtype), a.causal, a.v)
+    return attend(z + (c[..., :, None] - c[..., None, :]).to(z.dtype), a.causal & read_through_window(a, s), a.v)
 
 
 def forgetting_tensors(form, s):

@@ -18,6 +18,11 @@ def leading_and_window(count):
     return lambda a, s: window(a, s) | (a.j < s[count]) | (a.i < s[count])
 
 
+def read_through_window(a, s):
+    """A window that is not the mechanism's own, with sinks."""
+    return (a.i - a.j <= s['read_window']) | (a.j < s['read_sinks'])
+
+
 def strided(a, s):
     l = s['strided_stride']
     return (a.i - a.j <= l) | ((a.i - a.j) % l == 0)
