@@ -126,6 +126,10 @@ def edge_cases(work):
     check('ten differences of one sign: p is 2 in 1,024, whatever their sizes', close(skewed.sign_p, 2 / 1024), skewed.sign_p)
     check('differences of 0 do not count for the sign', close(stats.compare({1: 1.0, 2: 2.0, 3: 1.0}, {1: 0.5, 2: 2.0, 3: 0.5}).sign_p, 0.5) and
           math.isnan(stats.compare({1: 1.0}, {1: 1.0}).sign_p))
+    # Below 0 is rank 1 alone: 4 of 32 choices of signs are as far out.
+    mixed = stats.Comparison([0.1, 0.2, 0.3, 0.4, -0.05, 0.0], [], [])
+    check('Wilcoxon: ranks of sizes, without zeros', close(skewed.rank_p, 2 / 1024) and close(mixed.rank_p, 4 / 32) and
+          close(mixed.sign_p, 12 / 32) and math.isnan(stats.compare({1: 1.0}, {1: 1.0}).rank_p), (mixed.rank_p, mixed.sign_p))
     tie = stats.compare(dict(base), base)
     check('arms that are equal to the bit', tie.mean == tie.half_width == 0
           and claims.judge_seeds(tie, claim, 'paper').word == 'contradicted'

@@ -256,17 +256,17 @@ def by_collapse(claim, e, report):
 
 def by_signs(claim, e, report):
     """Of settings that read weights otherwise than they were trained: in how many runs the loss grows by more than the tolerance, and a
-    sign test of all, as the sizes are skewed."""
+    sign test and a Wilcoxon test of all, as the sizes are skewed."""
     settings = claim['setting'].split()
     for scale in dict.fromkeys(scale for experiment, scale, setting in report.comparisons if experiment == e.name):
         pairs = [report.comparisons.get((e.name, scale, setting), {}).get((claim['arm'], claim['against'])) for setting in settings]
         d = pd.concat([c.differences for c in pairs if c] or [pd.Series(dtype=float)])
         if d.empty: continue
-        breaks, p = int((d > claim['tolerance']).sum()), stats.Comparison(d.reset_index(drop=True), [], []).sign_p
+        breaks, c = int((d > claim['tolerance']).sum()), stats.Comparison(d.reset_index(drop=True), [], [])
         within = lambda margin: (d.abs() < margin).all()
-        verdict = judge(claim['number'], claim['tolerance'], scale, (d.median(),) * 3, p < stats.ALPHA and breaks > len(d) / 2, within,
-                        f'sign test, p {p:.2g}')
-        words = f'{breaks} of {len(d)} break ({d.min():+.4f} to {d.max():+.4f} nats), p {p:.2g}'
+        most = c.sign_p < stats.ALPHA and breaks > len(d) / 2
+        verdict = judge(claim['number'], claim['tolerance'], scale, (d.median(),) * 3, most, within, f'sign test, p {c.sign_p:.2g}')
+        words = f'{breaks} of {len(d)} break ({d.min():+.4f} to {d.max():+.4f} nats), p {c.sign_p:.2g}, Wilcoxon {c.rank_p:.2g}'
         yield Finding(claim, scale, ', '.join(map(e.label, settings)), None, words, verdict)
 
 

@@ -2,7 +2,8 @@
 
 Initialisation and data order depend on the seed alone, so runs of two arms with one seed are a pair. Comparisons have Student's
 intervals, p values with Holm's correction over the arms of a table, two one-sided tests (TOST) of a difference that is small, and
-a sign test for differences of skewed sizes. Learning times are not paired: a run may end before it has learnt.
+a sign test and Wilcoxon's signed-rank test for differences of skewed sizes. Learning times are not paired: a run may end before it
+has learnt.
 """
 import functools
 import math
@@ -47,6 +48,12 @@ class Comparison:
         """p of the sign test, which outliers do not move: as many differences above 0 as below."""
         d = self.differences[self.differences != 0]
         return float(scipy.binomtest(int((d > 0).sum()), len(d)).pvalue) if len(d) else math.nan
+
+    @property
+    def rank_p(self):
+        """p of Wilcoxon's signed-rank test: ranks of sizes count, outliers do not; differences of 0 are left out."""
+        d = self.differences[self.differences != 0]
+        return float(scipy.wilcoxon(d).pvalue) if len(d) else math.nan
 
     @property
     def detectable(self):

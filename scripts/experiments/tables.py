@@ -78,7 +78,8 @@ def arm_table(runs, comparisons, baseline):
             'arm': arm, 'runs': str(len(own)), 'diverged': str((own.event == 'diverged').sum()),
             'validation loss': mean_cell(own.loss), 'difference': 'baseline' if arm == baseline else interval(c),
             'p (Holm)': number(c.adjusted if c else None, '.3g'),
-            'p (sign)': number(c.sign_p if c else None, '.3g'), 'correlation': number(c.correlation if c else None, '+.2f'),
+            'p (sign)': number(c.sign_p if c else None, '.3g'), 'p (Wilcoxon)': number(c.rank_p if c else None, '.3g'),
+            'correlation': number(c.correlation if c else None, '+.2f'),
             'at half of the tokens': number(c.half if c else None, '+.4f'), 'rate x': f'{own.factor.iloc[-1]:g}',
             'accuracy': mean_cell(own.accuracy, '.3f'), 'macro F1': number(own.f1.mean(), '.3f'),
             'difference of accuracy': more, 'keys read': number(own.keys_read.mean(), '.1%')})
