@@ -107,11 +107,27 @@ def sinks(page):
     differences = lambda arm, against, *settings: [d for setting in settings for d in numpy.subtract(
         page.values('e16_sinks', arm, setting), page.values('e16_sinks', against, setting))]
     breaks = differences('window_after', 'causal', 'idle_after', 'plain_after')
-    p = stats.Comparison(breaks, [], []).sign_p
-    others = [differences('sink_logits_after', 'sink_logits', 'idle_after'), differences('gated_after', 'dsa_no_window', 'idle_after')]
+    of_causal = stats.Comparison(breaks, [], [])
+    check('the page: equal p of both tests', of_causal.sign_p == of_causal.rank_p)
+    windows = [differences(window, arm, 'idle_after') for arm, window in (
+        ('sink_logits', 'sink_logits_after'), ('gated', 'gated_window'), ('gated_heads', 'gated_heads_window'))]
+    repaired = {arm: differences(f'{arm}_sink', arm, 'idle_after') for arm in (
+        'sink_logits', 'gated', 'gated_heads', 'sliding_window', 'forgetting')}
+    largest = {arm: max(map(abs, found)) for arm, found in repaired.items()}
+    check('the page: what one sink leaves', max(largest['sink_logits'], largest['gated'], largest['gated_heads']) < 0.004 and
+          largest['sliding_window'] < 0.003, largest)
+    longer = {arm: sorted(numpy.subtract(page.values('e16_sinks', f'{arm}_sink', 'idle_far'), page.values('e16_sinks', arm, 'idle')))
+              for arm in ('sink_logits', 'gated', 'gated_heads')}
+    check('the page: gated models are flat with a sink',
+          max(longer['gated'] + longer['gated_heads']) < 0 > longer['sink_logits'][2], longer)
+    forgets = sorted(differences('forgetting_window', 'forgetting', 'idle_after'))
+    check('the page: forgetting without a sink', max(forgets[:3]) == 0, forgets)
     check('the page: one sink repairs', max(map(abs, differences('sinks_after', 'causal', 'idle_after', 'plain_after'))) < 0.003)
-    page.says('e16_sinks in words', f'by {min(breaks):.2f} to {max(breaks):.2f} nats (sign test, p {p:.3f})',
-              ' and '.join(f'{min(d):.2f} to {max(d):.2f}' for d in others))
+    page.says('e16_sinks in words', f'by {min(breaks):.2f} to {max(breaks):.2f} nats (sign test and Wilcoxon\'s, p {of_causal.sign_p:.3f})',
+              'sink_logits {} nats, with a gate per element (gated) {}, and with a gate per head {}.'.format(
+                  *(f'{min(d):.2f} to {max(d):.2f}' for d in windows)),
+              'lose {:.2f} and {:.2f} nats'.format(*longer['sink_logits'][-2:]), 'the others {:.3f} and {:.3f} nats'.format(*forgets[-2:]),
+              'leaves {:.3f} and {:.3f}.'.format(*sorted(repaired['forgetting'])[-2:]))
 
 
 def budget(page):
