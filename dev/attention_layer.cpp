@@ -1,6 +1,6 @@
-// One attention layer on numbers from a file, for scripts/check_published.py:
+// One attention layer on numbers from a file, for scripts/check_published.py and scripts/experiments/gallery.py:
 //   build/dev/attention_layer VARIANT IN OUT [SETTING=NUMBER...]
-// IN (safetensors) has x (B, T, 24), qkv (B, T, NH + 2 NKV, HS), dout (B, T, NH, HS) and the variant's tensors by their names behind
+// IN (safetensors) has x (B, T, C), qkv (B, T, NH + 2 NKV, HS), dout (B, T, NH, HS) and the variant's tensors by their names behind
 // "self_attn.". q and k get RoPE of base 1e4 and no norm; x is what the variant's own tensors read. OUT has, in float32:
 //     naive                      what the variant's oracle makes of it, in double
 //     out, dqkv, dx, d.TENSOR    the layer in double: result, and gradients of <dout, result>
@@ -80,6 +80,7 @@ int main(int argc, char** argv) {
         const std::vector<int64_t> of_qkv = tensor_of(file, "qkv", 4).shape, of_dout = tensor_of(file, "dout", 4).shape;
         const Variant& variant = named(argv[1], all_variants());
         LayerSizes sizes{int(of_dout[0]), int(of_dout[1]), int(of_dout[2]), int(of_qkv[2] - of_dout[2]) / 2, int(of_dout[3])};
+        sizes.C = int(tensor_of(file, "x", 3).shape[2]);
         for (int n = 4; n < argc; n++) {
             const std::string word = argv[n];
             const size_t equals = word.find('=');

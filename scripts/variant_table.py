@@ -45,7 +45,11 @@ def source(variant):
 
 
 def run(variant, *options):
-    program = ROOT / f'train_{variant}'
+    return run_program(f'train_{variant}', *options)
+
+
+def run_program(name, *options):
+    program = ROOT / name
     try:
         done = subprocess.run([program, *map(str, options)], capture_output=True, text=True, check=False)
     except OSError as error:

@@ -70,6 +70,7 @@ inline double sum_of(const std::vector<double>& numbers) { return std::accumulat
 struct LayerSizes {
     int B, T, NH, NKV, HS;
     std::map<std::string, double> settings = {};
+    int C = 24;
 };
 
 inline std::string text_of(const LayerSizes& s) {
@@ -205,7 +206,7 @@ private:
 
     static Config config_of(const Variant& variant, const LayerSizes& sizes) {
         Config config;
-        config.C = 24, config.L = 1, config.NH = sizes.NH, config.NKV = sizes.NKV, config.HS = sizes.HS, config.rope_theta = 1e4;
+        config.C = sizes.C, config.L = 1, config.NH = sizes.NH, config.NKV = sizes.NKV, config.HS = sizes.HS, config.rope_theta = 1e4;
         config.variant = variant.name;
         config.settings = sizes.settings;
         complete_settings(config, variant.settings());

@@ -210,6 +210,9 @@ def speeds(page):
     check('the gallery: a row for every arm that writes, and a section for every name that leads to one',
           set(timed[timed.setting == 'w32k'].arm) == set(listed) - {'mechanism', '---'} and
           re.findall(r'\(#(\w+)\)', text) == re.findall(r'^## (\w+)', text, re.M), sorted(listed))
+    pictures = [ROOT / f'attention/{path}' for path in re.findall(r'<img src="([^"]+)"', text)]
+    check('the gallery: a small picture for each section', len(pictures) == text.count('\n## ') and
+          sum(path.stat().st_size for path in pictures) < 400_000, pictures)
     check('the gallery has the table of the ledgers', gallery.results(page.report, re.findall(r'^## (\w+)', text, re.M)) in text)
 
 

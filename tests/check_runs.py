@@ -315,6 +315,12 @@ def variants():
     check('the gallery has the results, the text and the formula of a variant', re.search(
         r'\| \[dsa\]\(#dsa\)\|[0-9.]+\|.*## dsa\n.*\n\nDynamic Sparse Attention \(aardXiv 2510.00061.*```text\n.*O\'_th = g_th O_th',
         text, re.S), text)
+    drawn = []
+    gallery.TEXTS, gallery.TRAINING, gallery.save = 1, ('--steps', 1, *gallery.TRAINING[2:]), lambda *found: drawn.extend(found)
+    gallery.draw('moba', gallery.ROOT)
+    seen, attention, _ = drawn
+    check('attention of the gallery adds up to 1, and has the keys of the mask', abs(attention.sum(1) - 1).max() < 1e-5 and
+          ((attention > 0) == (seen > 0)).all() and 0.2 < seen.mean() < 0.4, seen.mean())
 
 
 def main(work):

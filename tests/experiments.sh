@@ -3,7 +3,7 @@
 # resumed, their report; compare.py, turns.py, scripts/variant_table.py, gallery.py; and the plots of scripts/.
 # Prints `ok NAME` or `FAIL NAME: why` per check, `skip NAME: why` where python3 lacks a package (PYTHON=FILE: another).
 # Takes about a minute.
-# Needs: make all
+# Needs: make all build/dev/attention_layer
 . "$(dirname "$0")/checks.bash"
 here=scripts/experiments
 plan=("$python" $here/run.py --no-build --cpu e2_dsa --scale smoke --stage sweep --dry-run --out "$work/planned")

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""attention/GALLERY.md, every variant's results, mask and formula, and the table of variants in attention/README.md.
+"""attention/GALLERY.md, every variant's results, pictures and formula, and the table of variants in attention/README.md.
 
-    python3 scripts/experiments/gallery.py                                     # make all first; reads the ledgers of results/
-    python3 scripts/experiments/gallery.py --print causal dsa      # the page of these two, to standard output
+    make all build/dev/attention_layer && python3 scripts/experiments/gallery.py      # trains a small model of each; reads results/
+    python3 scripts/experiments/gallery.py --draw moba                                # the pictures of one variant alone
+    python3 scripts/experiments/gallery.py --print causal dsa                         # the page of these two, to standard output
 
 Exit codes: 0 done, 1 a program is missing or failed, 2 usage, 3 data.
 """
 import argparse
+import json
 import re
 import sys
 import tempfile
@@ -17,20 +19,32 @@ import jinja2
 import numpy
 import pandas as pd
 from matplotlib import pyplot
+from matplotlib.colors import LogNorm
 from PIL import Image
 
 from analysis import Report
 from plan import cards
+from prepare import QWEN3
 from report import Section
-from shards import write_whole
+from shards import ids, write_whole
 from tables import EMPTY, as_markdown, interval
 
 sys.path.insert(0, str(ROOT / 'scripts'))
-from variant_table import rows, run, source, write_table  # noqa: E402
+from variant_table import rows, run, run_program, source, write_table  # noqa: E402
 
 GALLERY = ROOT / 'attention/GALLERY.md'
 LOSSES = ('e2_dsa', 'e1_asga', 'e5_isoflop')   # experiments with a loss against causal's, the best one first
 T, LINE = 512, 4             # pixels of a mask, and between those of two heads
+CELL = 4                     # tokens on a side of a cell of mean attention
+TEXTS = 4                    # of the validation tokens, over which attention is averaged
+SHAPE = {'vocab_size': 512, 'hidden_size': 128, 'num_hidden_layers': 1, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'head_dim': 32,
+         'intermediate_size': 384, 'rope_theta': 1e4}   # attention_layer's RoPE has this base
+# Keys of config.json with numbers; others are settings of the mechanism.
+OF_MODEL = {*QWEN3, *SHAPE, 'attention_dropout', 'max_window_layers', 'sliding_window', 'sigma_reparam',
+            'bos_token_id', 'eos_token_id'}
+OWN_VALUES = ('nsa',)        # whose values are not the model's
+TRAINING = ('--steps', 300, '--batch-size', 2, '--lr', 3e-3, '--warmup-steps', 25, '--val-every', 0, '--sample-every', 0, '--plot', 0,
+            '--threads', 1, '--device', 'cpu')
 
 WINDOW = ('--window', 96)
 FORMS = {  # options that show a variant's pattern in 512 tokens
@@ -59,11 +73,56 @@ FORMS = {  # options that show a variant's pattern in 512 tokens
 
 
 def draw(variant, folder):
-    """Draw VARIANT.png in a folder."""
+    """Train a model of one layer and draw VARIANT.png in a folder: its mask, and its mean attention."""
     with tempfile.TemporaryDirectory() as work:
-        drawn = Path(work) / 'mask.png'
-        run(variant, *FORMS.get(variant, ()), '--model', 'qwen-1m', '--seq-len', T, '--show-mask', drawn)
-        save(1 - mean_of_heads(numpy.asarray(Image.open(drawn).convert('L')) / 255), folder / f'{variant}.png')
+        work, form = Path(work), (*FORMS.get(variant, ()), '--seq-len', T)
+        (work / 'config.json').write_text(json.dumps(QWEN3 | SHAPE))
+        run(variant, *form, *TRAINING, '--model', work, '--out', work / 'run')
+        checkpoint, drawn = max((work / 'run').glob('step_*')), work / 'mask.png'
+        run(variant, *form, '--model', checkpoint, '--show-mask', drawn)
+        seen = 1 - mean_of_heads(numpy.asarray(Image.open(drawn).convert('L')) / 255)
+        save(seen, None if variant in OWN_VALUES else mean_attention(variant, checkpoint, work), folder / f'{variant}.png')
+
+
+def mean_attention(variant, checkpoint, work):
+    """(T, T) weights of values in outputs, mean over heads and texts. attention_layer computes the layer with unit vectors as values,
+    as many at once as a head has numbers."""
+    w, config = read_tensors(checkpoint / 'model.safetensors'), json.loads((checkpoint / 'config.json').read_text())
+    NH, NKV, HS, eps = (config[key] for key in ('num_attention_heads', 'num_key_value_heads', 'head_dim', 'rms_norm_eps'))
+    normed = lambda x, name: x / numpy.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f'model.layers.0.{name}.weight']
+    prefix, plain = 'model.layers.0.self_attn.', re.compile('[qkvo]_(proj|norm)')
+    own = {name.removeprefix(prefix): tensor for name, tensor in w.items() if name.startswith(prefix) and not plain.search(name)}
+    settings = [f'{key}={value}' for key, value in config.items() if key not in OF_MODEL and type(value) in (int, float)]
+    tokens, total = numpy.array(ids(ROOT / 'data/bundled/sotu_val_000000.bin', TEXTS * T)).reshape(TEXTS, T), 0
+    for text in tokens:
+        x = normed(w['model.embed_tokens.weight'][text], 'input_layernorm')
+        q, k = (normed((x @ w[f'{prefix}{name}_proj.weight'].T).reshape(T, -1, HS), f'self_attn.{name}_norm') for name in 'qk')
+        units = numpy.eye(T).reshape(T, T // HS, 1, HS).swapaxes(0, 1).repeat(NKV, 2)   # (T / HS, T, NKV, HS)
+        each = lambda part: numpy.broadcast_to(part, (T // HS, *part.shape))
+        write_tensors(work / 'in', own | {'x': each(x), 'qkv': numpy.concatenate([each(q), each(k), units], 2),
+                                          'dout': numpy.zeros((T // HS, T, NH, HS))})
+        run_program('build/dev/attention_layer', variant, work / 'in', work / 'out', *settings)
+        total = total + read_tensors(work / 'out')['out'].mean(2)      # (T / HS, T, HS)
+        (work / 'out').unlink()
+    return total.swapaxes(0, 1).reshape(T, T) / TEXTS
+
+
+def read_tensors(path):
+    """name -> array of a safetensors file in float32."""
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], 'little')
+    return {name: numpy.frombuffer(content[begin:][slice(*of['data_offsets'])], '<f4').reshape(of['shape'])
+            for name, of in json.loads(content[8:begin]).items() if name != '__metadata__'}
+
+
+def write_tensors(path, arrays):
+    """Such a file."""
+    header, parts, end = {}, [], 0
+    for name, array in arrays.items():
+        parts.append(array.astype('<f4').tobytes())
+        header[name] = {'dtype': 'F32', 'shape': array.shape, 'data_offsets': [end, end := end + len(parts[-1])]}
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, 'little') + head + b''.join(parts))
 
 
 def mean_of_heads(mask):
@@ -73,16 +132,22 @@ def mean_of_heads(mask):
     return numpy.mean([mask[y:y + T, x:x + T] for y, x in at], axis=0)
 
 
-def save(seen, path):
-    """Save a mask with axes; grey: keys that only some heads see."""
-    figure, ax = pyplot.subplots(figsize=(4, 4), layout='constrained')
-    ax.imshow(seen, cmap='Greys', vmin=0, vmax=1, interpolation='nearest')
-    ax.set(xlabel='key', ylabel='query', xticks=range(0, T + 1, 128), yticks=range(0, T + 1, 128))
-    ax.grid(False)
+def save(seen, attention, path):
+    """Save a mask (grey: keys that only some heads see) and mean attention beside it, where there is one, with axes."""
+    panels = {'visible keys': seen} | ({} if attention is None else {'mean attention': attention})
+    figure, (axes,) = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4), layout='constrained', squeeze=False)
+    for ax, (title, shown) in zip(axes, panels.items()):
+        scale = {'vmin': 0, 'vmax': 1}
+        if shown is attention:
+            shown, scale = shown.reshape(T // CELL, CELL, T // CELL, CELL).mean((1, 3)), {'norm': LogNorm(1e-4, 1, clip=True)}
+        image = ax.imshow(shown, cmap='Greys', extent=(0, T, T, 0), interpolation='nearest', **scale)
+        if 'norm' in scale: figure.colorbar(image, ax=ax, shrink=0.8)
+        ax.set(title=title, xlabel='key', ylabel='query', xticks=range(0, T + 1, 128), yticks=range(0, T + 1, 128))
+        ax.grid(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
-    Image.open(path).convert('L').quantize(16, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(path).convert('L').quantize(8, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def formula(variant):
@@ -137,15 +202,17 @@ def page(report, variants):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--print', nargs='+', metavar='VARIANT', help='print the page of these variants; draw and write nothing')
+    parser.add_argument('--draw', nargs='+', metavar='VARIANT', help='draw the pictures of these variants; write no page')
     options = parser.parse_args(arguments)
     variants = [variant for variant, form in rows(None) if not form]
-    for unknown in set(options.print or []) - set(variants): raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
+    for unknown in {*(options.print or ()), *(options.draw or ())} - {*variants}: raise Refused(f'{unknown}: there is no attention/{unknown}.cuh')
     text = page(Report(sorted(map(str, (HERE / 'results').glob('*.jsonl')))), options.print or variants)
     if options.print:
         print(text, end='')
         return 0
     try:
-        for variant in variants: draw(variant, ROOT / 'dev/pictures')
+        for variant in options.draw or variants: draw(variant, ROOT / 'dev/pictures')
+        if options.draw: return 0
         write_whole(GALLERY, text.encode())
         write_table()
     except OSError as error:
