@@ -135,7 +135,8 @@ def mean_of_heads(mask):
 def save(seen, attention, path):
     """Save a mask (grey: keys that only some heads see) and mean attention beside it, where there is one, with axes."""
     panels = {'visible keys': seen} | ({} if attention is None else {'mean attention': attention})
-    figure, (axes,) = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4), layout='constrained', squeeze=False)
+    figure, axes = pyplot.subplots(1, 2, figsize=(8.4, 4), layout='constrained')
+    if attention is None: axes[1].set_axis_off()
     for ax, (title, shown) in zip(axes, panels.items()):
         scale = {'vmin': 0, 'vmax': 1}
         if shown is attention:
