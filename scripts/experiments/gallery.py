@@ -90,8 +90,8 @@ def mean_attention(variant, checkpoint, work):
     w, config = read_tensors(checkpoint / 'model.safetensors'), json.loads((checkpoint / 'config.json').read_text())
     NH, NKV, HS, eps = (config[key] for key in ('num_attention_heads', 'num_key_value_heads', 'head_dim', 'rms_norm_eps'))
     normed = lambda x, name: x / numpy.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f'model.layers.0.{name}.weight']
-    prefix, plain = 'model.layers.0.self_attn.', re.compile('[qkvo]_(proj|norm)')
-    own = {name.removeprefix(prefix): tensor for name, tensor in w.items() if name.startswith(prefix) and not plain.search(name)}
+    prefix = 'model.layers.0.self_attn.'
+    own = {name.removeprefix(prefix): tensor for name, tensor in w.items() if re.match(prefix + '(?![qkvo]_(proj|norm))', name)}
     settings = [f'{key}={value}' for key, value in config.items() if key not in OF_MODEL and type(value) in (int, float)]
     tokens, total = numpy.array(ids(ROOT / 'data/bundled/sotu_val_000000.bin', TEXTS * T)).reshape(TEXTS, T), 0
     for text in tokens:
