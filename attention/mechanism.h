@@ -51,7 +51,7 @@ struct Features {
     int row = 0;      // per head and query
     int column = 0;   // per query head and key
     bool tile = false;    // one per head, query tile and key tile
-    bool reach = false;   // per head and sequence, found by a GPU's kernels: the largest |row(f)|, |column(f)| or |row(f) + column(f)|
+    bool reach = false;   // per head and sequence, found by a GPU's kernels: the largest |row(f) + column(f)|, or half of either
     int token = 0;       // per token; not read by score(), kept by preprocess() for preprocess_backward()
 };
 

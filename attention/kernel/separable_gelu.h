@@ -48,7 +48,7 @@ private:
     /// Number n, which may differ between the lanes of a warp: registers cannot be indexed.
     static __device__ float number(const float (&numbers)[3], int n) { return n == 0 ? numbers[0] : n == 1 ? numbers[1] : numbers[2]; }
 
-    /// Off by about 2^-20 at angles up to 2 MOST_REACH, and rounded to 2^-11 later.
+    /// Off by about 2^-20 at angles up to 4 MOST_REACH, and rounded to 2^-11 later.
     static __device__ float2 cos_and_sin(float angle) {
 #if defined(__CUDACC__)
         float2 both;

@@ -9,7 +9,7 @@
 // e = dL / d(u / 2) the gradients are products of the same depth,
 //     dA_f = <phi'(A_f), sum_keys e w_f / 2 psi(B_f)>     dB_f = w_f / 2 (<psi'(B_f), sum_queries e phi(A_f)> + chi'(B_f) sum_queries e)
 //     dw_f = 1/2 sum_keys (<psi(B_f), sum_queries e phi(A_f)> + chi(B_f) sum_queries e)
-// The functions depend on how far A_f, B_f and A_f + B_f reach in this head and sequence. Where that is beyond their table, and on a GPU
+// The functions depend on how far A_f + B_f reaches in this head and sequence. Where that is beyond their table, and on a GPU
 // whose shared memory is too small, kernels with score() itself compute the head instead.
 #pragma once
 #include "attention/kernel/features.cuh"
@@ -47,8 +47,8 @@ __device__ bool computes(const AttentionForward<X>& a, int b, int first, int las
     return within == BY_UNITS<Shape, P>;
 }
 
-/// The largest |A_f|, |B_f| or |A_f + B_f| of head blockIdx.x in sequence blockIdx.y, over all units and pairs. NaN is ignored here and
-/// found later.
+/// The largest |A_f + B_f|, |A_f| / 2 or |B_f| / 2 of head blockIdx.x in sequence blockIdx.y, over all units and pairs: the functions are
+/// exact for the sum, and half precision for features twice as large. NaN is ignored here and found later.
 static __global__ void __launch_bounds__(UnitGate::THREADS)
     gate_reach_kernel(float* reach, const float* row, const float* column, int T, int S) {
     constexpr int UNITS = UnitGate::UNITS, PARTS = UnitGate::THREADS / UNITS;
@@ -71,7 +71,8 @@ static __global__ void __launch_bounds__(UnitGate::THREADS)
         low = fminf(low, ends[0][n]), high = fmaxf(high, ends[1][n]);
         low_column = fminf(low_column, ends[2][n]), high_column = fmaxf(high_column, ends[3][n]);
     }
-    const float highest = fmaxf(fmaxf(high, high_column), high + high_column), lowest = fminf(fminf(low, low_column), low + low_column);
+    const float highest = fmaxf(fmaxf(high, high_column) / 2, high + high_column);
+    const float lowest = fminf(fminf(low, low_column) / 2, low + low_column);
     const float most = warp_max(fmaxf(highest, -lowest));
     if (threadIdx.x == 0) reach[bh] = most;
 }
