@@ -396,7 +396,7 @@ private:
         memory_.start[threadIdx.x] = start;
     }
 
-    /// Half precision ends at 65504, where a gradient is cut off: beyond |v| c |a| of 8,000 or so, with all of a row's weight in doubt.
+    /// Half precision ends at 65504; larger gradients are cut off (|v| c |a| above some 8,000).
     static __device__ float within_half(float x) { return fmaxf(-65504, fminf(x, 65504)); }
 
     /// 2^n, by which e is multiplied to fit into half precision: the longest row of dO becomes 8 to 16 long. Called by whole warps.
