@@ -1,12 +1,12 @@
 // A gate of hidden units in the kernels for bf16 (Traits::gate_of_units; asga.cuh has the formula and the code for other devices and
 // number types):
 //     z = c a s,   s = sigmoid(u),   u = b + sum_f w_f GELU(A_f + B_f),   head scalars [c, b, w_f], row features A_f, column features B_f
-// Sixteen units are one product of depth 128 on the tensor cores (separable_gelu.h), in half precision and summed in float32. Of both
-// passes, one side stays while tiles of the other stream by:
+// Sixteen units are one product of depth 128 on the tensor cores (separable_gelu.h), in half precision and summed in float32. In each
+// pass one side stays while tiles of the other stream by:
 //     u_sx / 2 = start_s + <stay_s, stream_x>     stay_s = w_f / 2 psi(A_sf)     start_s = b / 2 + sum_f w_f / 2 chi(A_sf)
 //                                                 stream_x = phi(B_xf)
-// Queries stay in the forward pass, keys in the backward pass, where the roles of A and B are exchanged. GELU(A + B) does not care. With
-// e = dL / d(u / 2) the gradients are products of the same depth,
+// Queries stay in the forward pass, keys in the backward pass, where the roles of A and B are exchanged. GELU(A + B) is the same for
+// both. With e = dL / d(u / 2) the gradients are products of the same depth,
 //     dA_f = <phi'(A_f), sum_keys e w_f / 2 psi(B_f)>     dB_f = w_f / 2 (<psi'(B_f), sum_queries e phi(A_f)> + chi'(B_f) sum_queries e)
 //     dw_f = 1/2 sum_keys (<psi(B_f), sum_queries e phi(A_f)> + chi(B_f) sum_queries e)
 // The functions depend on how far A_f + B_f reaches in this head and sequence. Where that is beyond their table, and on a GPU
