@@ -29,8 +29,8 @@ struct LayerStatistics {
     int B, NH, T;
     std::vector<double> entropy, pairs, tiles, pair_gate;   // (B, NH, T), tiles (B, NH, tiles)
     std::vector<double> gate;                               // (B, T, NH), empty if there is none
-    std::vector<double> reach = {};                         // (B, NH), the same
     std::vector<double> weights = {};                       // (R, NH, T) of rows_to_weigh(T, R), empty if not measured
+    std::vector<double> reach = {};                         // (B, NH), empty on a CPU and without Features::reach
 };
 
 /// Positions of at most R of T rows, evenly spaced, the last among them.

@@ -117,8 +117,8 @@ public:
             const Statistics<X> of = of_layer_.of_branch(int(n), rows, tiles);
             add_layer(branch, {B, NH_, T, on_host(device, of.entropy, rows), on_host(device, of.pairs, rows),
                                on_host(device, of.tiles, tiles), on_host(device, of.pair_gate, rows),
-                               on_host(device, gates[n], gates[n] ? rows : 0),
-                               on_host(device, reach, reach ? size_t(B) * NH_ : 0), weights_});
+                               on_host(device, gates[n], gates[n] ? rows : 0), weights_,
+                               on_host(device, reach, reach ? size_t(B) * NH_ : 0)});
         }
         weights_.clear();
     }
