@@ -35,6 +35,7 @@ def read_json(path):
 
 def tensors_of(path):
     """(name, float32 array) of every tensor of a safetensors file, without loading all at once."""
+    import numpy as np
     with open(path, 'rb') as file:
         length = int.from_bytes(file.read(8), 'little')
         header = json.loads(file.read(length))
@@ -143,7 +144,7 @@ def add_tensors(writer, folder, config, form, kind):
 
 
 def main():
-    global gguf, np
+    global gguf
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('checkpoint', type=Path, help='folder of a checkpoint, step_*')
     parser.add_argument('out', type=Path, help='GGUF file to write')
@@ -151,7 +152,6 @@ def main():
     options = parser.parse_args()
     try:
         import gguf
-        import numpy as np
     except ImportError as error:
         fail(2, f'{error.name} is not installed; pip install gguf')
     folder, config = options.checkpoint, read_json(options.checkpoint / 'config.json')

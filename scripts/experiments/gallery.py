@@ -30,6 +30,7 @@ from shards import ids, write_whole
 from tables import EMPTY, as_markdown, interval
 
 sys.path.insert(0, str(ROOT / 'scripts'))
+from export_gguf import tensors_of  # noqa: E402
 from variant_table import rows, run, run_program, source, write_table  # noqa: E402
 
 GALLERY = ROOT / 'attention/GALLERY.md'
@@ -87,7 +88,7 @@ def draw(variant, folder):
 def mean_attention(variant, checkpoint, work):
     """(T, T) weights of values in outputs, mean over heads and texts. attention_layer computes the layer with unit vectors as values,
     as many at once as a head has numbers."""
-    w, config = read_tensors(checkpoint / 'model.safetensors'), json.loads((checkpoint / 'config.json').read_text())
+    w, config = dict(tensors_of(checkpoint / 'model.safetensors')), json.loads((checkpoint / 'config.json').read_text())
     NH, NKV, HS, eps = (config[key] for key in ('num_attention_heads', 'num_key_value_heads', 'head_dim', 'rms_norm_eps'))
     normed = lambda x, name: x / numpy.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f'model.layers.0.{name}.weight']
     prefix = 'model.layers.0.self_attn.'
@@ -102,21 +103,13 @@ def mean_attention(variant, checkpoint, work):
         write_tensors(work / 'in', own | {'x': each(x), 'qkv': numpy.concatenate([each(q), each(k), units], 2),
                                           'dout': numpy.zeros((T // HS, T, NH, HS))})
         run_program('build/dev/attention_layer', variant, work / 'in', work / 'out', *settings)
-        total = total + read_tensors(work / 'out')['out'].mean(2)      # (T / HS, T, HS)
+        total = total + dict(tensors_of(work / 'out'))['out'].mean(2)      # (T / HS, T, HS)
         (work / 'out').unlink()
     return total.swapaxes(0, 1).reshape(T, T) / TEXTS
 
 
-def read_tensors(path):
-    """name -> array of a safetensors file in float32."""
-    content = path.read_bytes()
-    begin = 8 + int.from_bytes(content[:8], 'little')
-    return {name: numpy.frombuffer(content[begin:][slice(*of['data_offsets'])], '<f4').reshape(of['shape'])
-            for name, of in json.loads(content[8:begin]).items() if name != '__metadata__'}
-
-
 def write_tensors(path, arrays):
-    """Such a file."""
+    """Write a safetensors file of arrays in float32."""
     header, parts, end = {}, [], 0
     for name, array in arrays.items():
         parts.append(array.astype('<f4').tobytes())
