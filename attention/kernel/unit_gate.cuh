@@ -18,6 +18,7 @@
 struct UnitGate {
     static constexpr int UNITS = 16, HEAD = 2 + UNITS, THREADS = 128;
     static constexpr int DEPTH = UNITS * SeparableGelu::NUMBERS;
+    static constexpr int TOGETHER = 4, ROUNDS = UNITS / 2 / TOGETHER;   // of the units of a warp in add_tile(), which has half of all
     using Rows = SharedTile<fp16, TILE, DEPTH>;   // numbers 8 f .. 8 f + 7 of a row are those of unit f
 };
 
@@ -310,12 +311,12 @@ public:
 
     /// Adds to drow of a query tile: a warp has 32 queries and eight units, as it has dQ's rows, four units at a time.
     __device__ __forceinline__ void add_tile(const TilePlace& at, bool first) const {
-        constexpr int TOGETHER = 4;
+        constexpr int TOGETHER = UnitGate::TOGETHER;
         const int row0 = this->warp_ % 2 * 32, unit0 = this->warp_ / 2 * (UNITS / 2);
         const float factor = 1 / memory_.factor;
         float* const to = g_.drow + (head_of(at.b, at.h) * a_.T + at.i0) * UNITS;
 #pragma unroll 1
-        for (int unit = unit0; unit < unit0 + UNITS / 2; unit += TOGETHER) {
+        for (int unit = unit0; unit < unit0 + UnitGate::ROUNDS * TOGETHER; unit += TOGETHER) {
             Accumulator<2, TOGETHER> sums;   // of e w / 2 psi
 #pragma unroll
             for (int key = 0; key < TILE; key += 16) {

@@ -5,8 +5,8 @@
 #include "attention/kernel/layer.h"
 #include "attention/decoding/attend.cuh"
 
-// What the machine code of a kernel does not say: the shared memory that its launch asks for, in bytes, how often the loop over the
-// parts of a tile runs for each tile, and how often a loop inside of that for each part. The report reads them from the
+// Numbers that the machine code of a kernel lacks: the shared memory that its launch asks for, in bytes, how often the loop over the
+// parts of a tile runs for each tile, and how often another loop with products does. The report reads them from the
 // instructions below, which take a number.
 template <class Shape, bool STATISTICS, class P>
 __global__ void attention_forward_kernel_facts(const __grid_constant__ P policy) {
@@ -18,7 +18,7 @@ template <class Shape, class P>
 __global__ void attention_backward_kernel_facts(const __grid_constant__ P policy) {
     __nanosleep(BackwardBlock<Shape, P>::shared_bytes(policy.features()));
     __nanosleep(Shape::QUERIES / Shape::STEP);
-    __nanosleep(1);
+    __nanosleep(BY_UNITS<Shape, P> ? UnitGate::ROUNDS : 1);
 }
 template <class Shape, class P, class Slots>
 __global__ void decode_kernel_facts(const __grid_constant__ P /*policy*/) {
@@ -27,7 +27,7 @@ __global__ void decode_kernel_facts(const __grid_constant__ P /*policy*/) {
     __nanosleep(1);
 }
 
-/// asga's general form, for numbers of hidden units that are not the default. It would take longer than all others together.
+/// asga's form by score(), for numbers of hidden units that are not the default. It would take longer than all others together.
 template <class P>
 constexpr bool left_out() {
     if constexpr (requires { P::learned; }) return P::learned && std::is_base_of_v<P, ATTENTION>;

@@ -114,7 +114,7 @@ def readable(mangled):
 # ------------------------------------------------------------------------------------------------------------------------- counting
 
 def facts_of(kernels):
-    """Name -> (dynamic shared memory, rounds of the inner loop, rounds of a loop inside that), from kernels_of.cu; None where they
+    """Name -> (dynamic shared memory, rounds of the inner loop, rounds of another loop with products), from kernels_of.cu; None where they
     hang on the run."""
     facts = {}
     for kernel in kernels:
@@ -136,9 +136,13 @@ def blocks_per_multiprocessor(arch, row):
 
 
 def times_of(kernel, block, hot, rounds, more_rounds):
-    """How often a block runs: those of the hot loop as often as a tile has parts, those of a loop inside it more often still."""
-    if not rounds or block not in kernel.loops[hot]: return 1
-    return rounds if kernel.innermost(block) == hot else rounds * more_rounds
+    """How often a block runs for a tile: those of the hot loop as often as a tile has parts."""
+    if not rounds: return 1
+    if block in kernel.loops[hot]: return rounds
+    loop = kernel.innermost(block)
+    multiplies = loop not in (None, kernel.outermost(hot)) and any(
+        sass.opcode_of(i) == "HMMA" for i in kernel.instructions(kernel.loops[loop]))
+    return more_rounds if multiplies else 1
 
 
 def row_of(kernel, arch, of_ptxas, facts):

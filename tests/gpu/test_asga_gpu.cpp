@@ -49,7 +49,7 @@ double reach_of(const Problem& p, int b, int h) {
     return most;
 }
 
-/// Heads within the table are not computed by score(), and those beyond it are.
+/// score() computes the heads beyond the table and no others.
 void check_kernels(AttentionOn<GPU, bf16, asga>& gpu, const Problem& p, const Numbers& lse) {
     AttentionForward<bf16> by_score = gpu.arguments();
     by_score.reach = nullptr;
