@@ -288,7 +288,7 @@ public:
         const float scale = rsqrtf(float(Shape::HS));
         const QueryTileVisit& visit = part.visit;
         const auto& rows = shared_.rows[visit.buffer];
-        if (walk.is_plain(place_of(part))) return differentiate_plainly(s, dp, part);
+        if (walk.is_plain(part.place.part(part.q0, part.key0, Shape::STEP, Shape::WARP_KEYS))) return differentiate_plainly(s, dp, part);
 #pragma unroll
         for (int n = 0; n < Scores::N; n++)
 #pragma unroll
@@ -337,11 +337,6 @@ public:
     }
 
 private:
-    static __device__ TilePlace place_of(const QueryPart& part) {
-        const TilePlace& at = part.place;
-        return {at.b, at.h, at.i0 + part.q0, at.j0 + part.key0, min(Shape::STEP, at.rows - part.q0),
-                min(Shape::WARP_KEYS, at.columns - part.key0)};
-    }
     /// differentiate() where score() changes no pair.
     __device__ __forceinline__ void differentiate_plainly(Scores& s, Scores& dp, const QueryPart& part) const {
         const float scale = rsqrtf(float(Shape::HS));
@@ -507,8 +502,7 @@ private:
     __device__ __forceinline__ void add_keys(KeySums<Shape>& keys, typename Gradients::Sums& sums, QueryPart part) {
         const int buffer = part.visit.buffer, q0 = part.q0;
         const auto walk = tiles(computed_here(part.visit.h)).walk();   // its offsets into arrays are rarely needed
-        const TilePlace place{b_, part.visit.h, part.place.i0 + q0, part.place.j0 + key0_, min(STEP, part.place.rows - q0),
-                              min(Shape::WARP_KEYS, part.place.columns - key0_)};
+        const TilePlace place = part.place.part(q0, key0_, STEP, Shape::WARP_KEYS);
         const Tile verdict = walk.judge_part(place, part.visit.verdict);
         if (verdict == Tile::hidden) return add_nothing(q0);
         Scores s, dp;   // S^T and dP^T, then P^T and dS^T: rows are keys

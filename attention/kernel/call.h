@@ -149,6 +149,11 @@ struct TilePlace {
     int b, h;
     int i0, j0;          // first row and column, as indices
     int rows, columns;   // number within the matrix
+
+    /// Its part from (row, column) on, at most `height` x `width`; of no rows or columns where the part begins past the end.
+    constexpr TilePlace part(int row, int column, int height, int width) const {
+        return {b, h, i0 + row, j0 + column, std::min(height, rows - row), std::min(width, columns - column)};
+    }
 };
 
 /// Index of the bias of a query tile and key tile in AttentionForward::tile.

@@ -108,8 +108,8 @@ struct PolicyScores : Shape::Features {
                                           const AttentionForward<X>& a, const Walk& walk, const TilePlace& at, int row0, int buffer,
                                           int c0) const {
         const float scale = rsqrtf(float(Shape::HS));
-        const TilePlace part{at.b, at.h, at.i0 + row0, at.j0 + c0, min(Shape::ROWS, at.rows - row0), min(Shape::STEP, at.columns - c0)};
-        if (!GATES && walk.is_plain(part)) return s.for_each([&](float& value, int, int) { value *= scale; });
+        if (!GATES && walk.is_plain(at.part(row0, c0, Shape::ROWS, Shape::STEP)))
+            return s.for_each([&](float& value, int, int) { value *= scale; });
         auto pair = [&](int r, int c) { return this->pair(a, walk, at, 0, row0 + r, buffer, c0 + c); };
         s.for_each([&](float& value, int r, int c) { value = float(policy.score(ScoreNumber<X>(value * scale), pair(r, c))); });
         if constexpr (GATES)
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
         statistics.start_tile(walk, at);
 #pragma unroll 1
         for (int c0 = 0; c0 < KEYS; c0 += STEP) {
-            const TilePlace part{b, h, i0 + row0, at.j0 + c0, min(Shape::ROWS, at.rows - row0), min(STEP, at.columns - c0)};
+            const TilePlace part = at.part(row0, c0, Shape::ROWS, STEP);
             const Tile verdict = walk.judge_part(part, now.verdict);
             Weights<Shape> weights;
             if (verdict != Tile::hidden) {
