@@ -50,8 +50,8 @@ __device__ bool computes(const AttentionForward<X>& a, int b, int first, int las
 
 /// The largest |A_f + B_f|, |A_f| / 2 or |B_f| / 2 of head blockIdx.x in sequence blockIdx.y, over all units and pairs: the functions are
 /// exact for the sum, and half precision for features twice as large. NaN is ignored here and found later.
-static __global__ void __launch_bounds__(UnitGate::THREADS)
-    gate_reach_kernel(float* reach, const float* row, const float* column, int T, int S) {
+template <class W>
+__global__ void __launch_bounds__(UnitGate::THREADS) gate_reach_kernel(W* reach, const W* row, const W* column, int T, int S) {
     constexpr int UNITS = UnitGate::UNITS, PARTS = UnitGate::THREADS / UNITS;
     auto& ends = dynamic_shared<float[4][UnitGate::THREADS]>();
     const size_t bh = size_t(blockIdx.y) * gridDim.x + blockIdx.x;
@@ -81,7 +81,7 @@ static __global__ void __launch_bounds__(UnitGate::THREADS)
 /// Fills a.reach.
 template <class X>
 void find_gate_reach(GPU device, const AttentionForward<X>& a) {
-    launch(device, gate_reach_kernel, Grid(a.NH, a.B), UnitGate::THREADS, sizeof(float[4][UnitGate::THREADS]), a.reach, a.row,
+    launch(device, gate_reach_kernel<float>, Grid(a.NH, a.B), UnitGate::THREADS, sizeof(float[4][UnitGate::THREADS]), a.reach, a.row,
            a.column, a.T, a.S);
 }
 
