@@ -19,6 +19,7 @@
 // Source: FlashAttention-2 (Dao 2023), with D_i = <dO_i, O_i> - dLSE_i when the log-sum-exp has a gradient of its own.
 #pragma once
 #include "attention/kernel/unit_gate.cuh"
+#include "attention/kernel/wgmma.cuh"
 
 // ------------------------------------------------------------------------------------------------ shapes, shared and global memory
 
@@ -38,10 +39,27 @@ struct BackwardShape {
     /// fragment of K and V that a warp loads serves that many queries.
     static constexpr int STEP = tuned ? 64 / M_TILES : 16;
     static constexpr int BUFFERS = fast && !SMALL ? 2 : 1;   // of Q and dO
-    static constexpr int DQ_COLUMNS = 2 * HS / WARPS;   // a warp has 32 rows x DQ_COLUMNS of dQ, DQ_STEP at a time
+    static constexpr int GROUP = WARP_KEYS;   // keys whose products are one instruction
+    static constexpr int DQ_TILES = 2, DQ_COLUMNS = 2 * HS / WARPS;   // a warp has 32 rows x DQ_COLUMNS of dQ, DQ_STEP at a time
     static constexpr int DQ_STEP = DQ_COLUMNS < 32 ? DQ_COLUMNS : 32;
     using Features = FeatureTiles<QUERIES, KEYS, BUFFERS, 2>;
     using Scores = Accumulator<M_TILES, STEP / 8>;   // transposed, of a part: the warp's keys and STEP queries
+    template <int TILE_ROWS, int COLUMNS>
+    using Operand = SharedTile<X, TILE_ROWS, COLUMNS>;
+};
+
+/// The same for products of two warpgroups, without modified scores.
+template <int HS_>
+struct WarpgroupBackwardShape {
+    using X = bf16;
+    static constexpr bool MODIFIED = false, fast = true, tuned = true;
+    static constexpr int HS = HS_, M_TILES = 1, WARP_KEYS = 16, WARPS = 8, THREADS = WARPS * WARP, BLOCKS = 1, GROUP = GROUP_ROWS;
+    static constexpr int KEYS = WARPS * WARP_KEYS, QUERIES = TILE, STEP = QUERIES, BUFFERS = 2;
+    static constexpr int DQ_TILES = 1, DQ_COLUMNS = HS / 2, DQ_STEP = DQ_COLUMNS;
+    using Features = FeatureTiles<QUERIES, KEYS, BUFFERS, 2>;
+    using Scores = Accumulator<M_TILES, STEP / 8>;
+    template <int TILE_ROWS, int COLUMNS>
+    using Operand = SwizzledTile<X, TILE_ROWS, COLUMNS>;
 };
 
 template <class X, int HS, class P>
@@ -50,9 +68,10 @@ using BackwardShapeOf = BackwardShape<X, HS, MODIFIES_SCORES<P>, BY_UNITS<Backwa
 template <class Shape>
 struct BackwardShared {
     using X = typename Shape::X;
-    SharedTile<X, Shape::KEYS, Shape::HS> k, v;
-    SharedTile<X, Shape::QUERIES, Shape::HS> q[Shape::BUFFERS], dout[Shape::BUFFERS];
-    SharedTile<X, Shape::KEYS, Shape::QUERIES> ds;   // (scale dL/da)^T of all warps, for dQ
+    using ScoreTile = typename Shape::template Operand<Shape::KEYS, Shape::QUERIES>;
+    typename Shape::template Operand<Shape::KEYS, Shape::HS> k, v;
+    typename Shape::template Operand<Shape::QUERIES, Shape::HS> q[Shape::BUFFERS], dout[Shape::BUFFERS];
+    ScoreTile ds;   // (scale dL/da)^T of all warps, for dQ
     alignas(16) float rows[Shape::BUFFERS][ROW_VALUES][Shape::QUERIES];
     float tile_parts[Shape::WARPS];   // each warp's sum for the gradient of the tile's bias
     int work;       // index of the block's work, from work_counter
@@ -392,6 +411,7 @@ class BackwardBlock {
     using Gradients = GradientsOf<Shape, P>;
     static constexpr int HS = Shape::HS, KEYS = Shape::KEYS, QUERIES = Shape::QUERIES, STEP = Shape::STEP, M = Shape::M_TILES;
     static constexpr int THREADS = Shape::THREADS;
+    using ScoreTile = typename BackwardShared<Shape>::ScoreTile;
 
 public:
     __device__ __forceinline__ BackwardBlock(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g,
@@ -420,6 +440,7 @@ public:
         while (Gradients::OF_HEADS || now) {   // with sums for each head, one more round for the last one's
             wait_for_copies();
             if (now) gradients_.arrived(new_head);
+            ScoreTile::publish();
             __syncthreads();   // the tile is visible to all threads; the other buffer and ds are no longer read
             if (Gradients::OF_HEADS && !now && held >= 0) release_semaphore(held);
             for (; Gradients::OF_HEADS && sums_of < (now ? now.h : last_head); sums_of++)
@@ -431,6 +452,7 @@ public:
             new_head = next.h != now.h;
             if (Shape::BUFFERS > 1 && next) fetch(next, new_head);
             add_keys(keys, sums, now);
+            ScoreTile::publish();
             if (warp_ == 0) find_previous(now);
             __syncthreads();   // ds is complete
             if (held >= 0) release_semaphore(held);
@@ -503,26 +525,32 @@ private:
         const int buffer = part.visit.buffer, q0 = part.q0;
         const auto walk = tiles(computed_here(part.visit.h)).walk();   // its offsets into arrays are rarely needed
         const TilePlace place = part.place.part(q0, key0_, STEP, Shape::WARP_KEYS);
-        const Tile verdict = walk.judge_part(place, part.visit.verdict);
+        const TilePlace of_group = part.place.part(q0, key0_ / Shape::GROUP * Shape::GROUP, STEP, Shape::GROUP);
+        const Tile verdict = walk.judge_part(of_group, part.visit.verdict);
         if (verdict == Tile::hidden) return add_nothing(q0);
-        Scores s, dp;   // S^T and dP^T, then P^T and dS^T: rows are keys
-        rows_times_rows(s, shared_.k, key0_, shared_.q[buffer], q0);
+        Scores s(typename Scores::Unset{}), dp(typename Scores::Unset{});   // S^T and dP^T, then P^T and dS^T: rows are keys
+        start_rows_times_rows(s, shared_.k, key0_, shared_.q[buffer], q0);
+        constexpr bool EARLY = Shape::GROUP > Shape::WARP_KEYS;   // dP^T is computed while S^T is masked; by mma.sync it would spill
+        if constexpr (EARLY) start_rows_times_rows(dp, shared_.v, key0_, shared_.dout[buffer], q0);
+        ScoreTile::template finish_products<EARLY>(s);
         for_hidden_pairs(place, verdict, [&](int m, int n, int e) { Gradients::hide(s, part.hidden, m, n, e); });
-        rows_times_rows(dp, shared_.v, key0_, shared_.dout[buffer], q0);
+        if constexpr (!EARLY) start_rows_times_rows(dp, shared_.v, key0_, shared_.dout[buffer], q0);
+        ScoreTile::finish_products(dp);
         gradients_.differentiate(s, dp, sums, part, walk);
+        FragmentA<X> of_p[STEP / 16][M], of_ds[STEP / 16][M];
 #pragma unroll
-        for (int q = 0; q < STEP; q += 16) {
-            FragmentA<X> left[M];
+        for (int k = 0; k < STEP / 16; k++) {
 #pragma unroll
-            for (int m = 0; m < M; m++) left[m] = s.template as_a<X>(m, q / 16);
-            registers_times_rows(keys.dv, left, shared_.dout[buffer], q0 + q);
+            for (int m = 0; m < M; m++) of_p[k][m] = s.template as_a<X>(m, k);
+            start_registers_times_rows(keys.dv, of_p[k], shared_.dout[buffer], q0 + 16 * k);
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                left[m] = dp.template as_a<X>(m, q / 16);
-                store_a(shared_.ds, key0_ + 16 * m, q0 + q, left[m]);
+                of_ds[k][m] = dp.template as_a<X>(m, k);
+                store_a(shared_.ds, key0_ + 16 * m, q0 + 16 * k, of_ds[k][m]);
             }
-            registers_times_rows(keys.dk, left, shared_.q[buffer], q0 + q);
+            start_registers_times_rows(keys.dk, of_ds[k], shared_.q[buffer], q0 + 16 * k);
         }
+        ScoreTile::finish_products(keys.dv, keys.dk);
     }
 
     __device__ __forceinline__ void add_nothing(int q0) {
@@ -571,24 +599,20 @@ private:
         if (threadIdx.x == 0) raise_flag(memory_.semaphore + semaphore, tile_);
     }
 
-    /// dQ += dS K: a warp has 32 rows and DQ_COLUMNS columns of the query tile. The first block overwrites.
+    /// dQ += dS K: a warp has 16 DQ_TILES rows and DQ_COLUMNS columns of the query tile. The first block overwrites.
     __device__ __forceinline__ void add_queries(const QueryTileVisit& visit) {
         const int previous = shared_.previous;
         const bool first = previous == BackwardMemory::NO_TILE;
-        const int i0 = visit.tile * QUERIES, row0 = warp_ % 2 * 32, rows = a_.T - i0 - row0;
-        float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS +
-                          warp_ / 2 * Shape::DQ_COLUMNS + lane_column();
+        constexpr int ROWS = 16 * Shape::DQ_TILES, WARPS_OF_ROWS = QUERIES / ROWS;
+        const int column0 = warp_ / WARPS_OF_ROWS * Shape::DQ_COLUMNS;
+        const int i0 = visit.tile * QUERIES, row0 = warp_ % WARPS_OF_ROWS * ROWS, rows = a_.T - i0 - row0;
+        float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS + column0 + lane_column();
 #pragma unroll
         for (int d0 = 0; d0 < Shape::DQ_COLUMNS; d0 += Shape::DQ_STEP) {
-            const int column = warp_ / 2 * Shape::DQ_COLUMNS + d0;
-            Accumulator<2, Shape::DQ_STEP / 8> dq;
-#pragma unroll UNROLL<X>
-            for (int key = 0; key < KEYS; key += 16) {
-                FragmentA<X> ds[2];
-                load_a_transposed(ds[0], shared_.ds, key, row0);
-                load_a_transposed(ds[1], shared_.ds, key, row0 + 16);
-                registers_times_rows(dq, ds, shared_.k, key, column);
-            }
+            using Part = Accumulator<Shape::DQ_TILES, Shape::DQ_STEP / 8>;
+            Part dq(typename Part::Unset{});
+            start_columns_times_columns(dq, shared_.ds, row0, shared_.k, column0 + d0);
+            ScoreTile::finish_products(dq);
             if (d0 == 0 && !first) wait_for_semaphore(visit, previous);
             for_query_pairs(to + d0, rows, [&](int m, int n, int half, float* at) {
                 add_part(reinterpret_cast<float2*>(at), make_float2(dq.d[m][n][2 * half], dq.d[m][n][2 * half + 1]), first);
@@ -598,12 +622,12 @@ private:
         if (first || !tiles(visit.h).walk().is_plain(at)) gradients_.add_tile(at, first);
     }
 
-    /// Calls body(m, n, half, at) for each pair of dQ elements of the thread. `to` is the address of the first of its 32 rows, of which
+    /// Calls body(m, n, half, at) for each pair of dQ elements of the thread. `to` is the address of the first of its rows, of which
     /// `rows` exist.
     template <class Body>
     __device__ __forceinline__ void for_query_pairs(float* to, int rows, const Body& body) const {
 #pragma unroll
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < Shape::DQ_TILES; m++)
 #pragma unroll
             for (int half = 0; half < 2; half++, to += 8 * g_.dq.row) {
                 if (16 * m + 8 * half + lane_row() >= rows) continue;
@@ -703,6 +727,9 @@ void attention_backward(GPU device, const P& policy, const AttentionForward<X>& 
         memory.stuck = stuck();
         for_head_size(a.HS, [&](auto HS) {
             using Shape = BackwardShapeOf<X, HS, Special>;
+            if constexpr (MAY_USE_WARPGROUPS<X, HS, Special>)
+                if (attention_kernels() == AttentionKernels::wgmma)
+                    return attention_backward_as<WarpgroupBackwardShape<HS>>(device, special, a, g, memory);
             if constexpr (Shape::tuned && HS > 64)
                 if (BackwardBlock<Shape, Special>::shared_bytes(f) > max_shared_memory())
                     return attention_backward_as<BackwardShape<X, HS, false, true>>(device, special, a, g, memory);

@@ -11,6 +11,7 @@
 #pragma once
 #include "attention/kernel/features.cuh"
 #include "attention/kernel/unit_gate.cuh"
+#include "attention/kernel/wgmma.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------------ the mask
 
@@ -68,8 +69,25 @@ struct ForwardShape {
     static constexpr bool staggered = fast && !MODIFIED && HS > 64;
     static constexpr int BUFFERS = fast && !staggered && !SINGLE ? 2 : 1;
     static constexpr int BLOCKS = MODIFIED && HS <= 64 ? 3 : 2;           // per multiprocessor, by registers
+    static constexpr int GROUP = ROWS;   // rows whose products are one instruction
     using Features = FeatureTiles<QUERIES, KEYS, 1, BUFFERS>;
     using Scores = Accumulator<M_TILES, STEP / 8>;   // of a part: the warp's rows and STEP keys
+    template <int TILE_ROWS, int COLUMNS>
+    using Operand = SharedTile<X, TILE_ROWS, COLUMNS>;
+};
+
+/// The same for products of two warpgroups.
+template <int HS_>
+struct WarpgroupForwardShape {
+    using X = bf16;
+    static constexpr bool fast = true, staggered = false;
+    static constexpr int HS = HS_, WARPS = 8, THREADS = WARPS * WARP, M_TILES = 1, ROWS = 16, GROUP = GROUP_ROWS;
+    static constexpr int QUERIES = WARPS * ROWS, KEYS = TILE, STEP = KEYS, BUFFERS = 2;
+    static constexpr int BLOCKS = HS <= 64 ? 2 : 1;   // per multiprocessor, by registers
+    using Features = FeatureTiles<QUERIES, KEYS, 1, BUFFERS>;
+    using Scores = Accumulator<M_TILES, STEP / 8>;
+    template <int TILE_ROWS, int COLUMNS>
+    using Operand = SwizzledTile<X, TILE_ROWS, COLUMNS>;
 };
 
 template <class X, int HS, class P>
@@ -77,8 +95,9 @@ using ForwardShapeOf = ForwardShape<X, HS, MODIFIES_SCORES<P>, BY_UNITS<ForwardS
 
 template <class Shape>
 struct ForwardShared {
-    SharedTile<typename Shape::X, Shape::QUERIES, Shape::HS> q;   // at the end, each warp overwrites its rows with their output
-    SharedTile<typename Shape::X, Shape::KEYS, Shape::HS> k[Shape::BUFFERS], v[Shape::BUFFERS];
+    using KeyTile = typename Shape::template Operand<Shape::KEYS, Shape::HS>;
+    typename Shape::template Operand<Shape::QUERIES, Shape::HS> q;   // at the end, each warp overwrites its rows with their output
+    KeyTile k[Shape::BUFFERS], v[Shape::BUFFERS];
 };
 
 // ------------------------------------------------------------------------------------------------------------- from q.k to scores
@@ -287,9 +306,11 @@ struct OnlineSoftmax {
     }
 
     /// out += P V for the keys of a part, from c0 on.
-    __device__ __forceinline__ void add_values(const Weights<Shape>& weights, const SharedTile<X, Shape::KEYS, Shape::HS>& v, int c0) {
+    template <class ValueTile>
+    __device__ __forceinline__ void add_values(const Weights<Shape>& weights, const ValueTile& v, int c0) {
 #pragma unroll
-        for (int k = 0; k < Shape::STEP / 16; k++) registers_times_rows(out, weights.of_keys[k], v, c0 + 16 * k);
+        for (int k = 0; k < Shape::STEP / 16; k++) start_registers_times_rows(out, weights.of_keys[k], v, c0 + 16 * k);
+        ValueTile::finish_products(out);
     }
 
     /// Writes the log-sum-exp and statistics of the warp's rows, and out / sum to shared memory.
@@ -320,7 +341,7 @@ __device__ __forceinline__ void write_rows(const ForwardShared<Shape>& shared, c
         const int r = row0 + n / PIECES, d = n % PIECES * PIECE;
         if (at.i0 + r >= a.T) continue;
         const size_t head = (size_t(at.b) * a.T + at.i0 + r) * a.NH + at.h;
-        Packed<X> piece = load_packed(&shared.q.x[r][d]);
+        Packed<X> piece = load_packed(shared.q.at(r, d));
         store_packed(a.out + head * Shape::HS + d, piece);
         if (!a.gate) continue;
         for (int e = 0; e < PIECE; e++) piece.set(e, a.gate[head] * piece[e]);
@@ -333,12 +354,14 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     attention_forward_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a) {
     using X = typename Shape::X;
     constexpr int QUERIES = Shape::QUERIES, KEYS = Shape::KEYS, STEP = Shape::STEP, HS = Shape::HS, THREADS = Shape::THREADS;
+    using KeyTile = typename ForwardShared<Shape>::KeyTile;
     using Counts = std::conditional_t<STATISTICS, RowStatistics<Shape, P>, NoStatistics>;
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
     ScoresOf<Shape, P> scores(policy.features(), reinterpret_cast<float*>(&shared + 1));
     if (!computes<Shape, P>(a, blockIdx.z, blockIdx.y, blockIdx.y + 1)) return;
     const int b = blockIdx.z, h = blockIdx.y, kv = h / (a.NH / a.NKV), row0 = int(threadIdx.x) / WARP * Shape::ROWS;
     const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES;   // late rows see the most keys, so they start first
+    const int group0 = row0 / Shape::GROUP * Shape::GROUP;
     const float to_z = scores.to_z(rsqrtf(float(HS)));
     const TileWalk<X, P> walk(policy, a, b, h);
 
@@ -366,6 +389,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     for (int buffer = 0; now; buffer = (buffer + 1) % Shape::BUFFERS) {
         wait_for_copies();
         scores.arrived(buffer);
+        KeyTile::publish();
         __syncthreads();   // this tile is visible to all threads, and the other buffer is no longer read
         const Visit next = cursor.next(judge);
         if (Shape::staggered) fetch_values(now.tile, 0);
@@ -375,12 +399,13 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
 #pragma unroll 1
         for (int c0 = 0; c0 < KEYS; c0 += STEP) {
             const TilePlace part = at.part(row0, c0, Shape::ROWS, STEP);
-            const Tile verdict = walk.judge_part(part, now.verdict);
+            const Tile verdict = walk.judge_part(at.part(group0, c0, Shape::GROUP, STEP), now.verdict);
             Weights<Shape> weights;
             if (verdict != Tile::hidden) {
                 // Scores
-                typename Shape::Scores s, gates;
-                rows_times_rows(s, shared.q, row0, shared.k[buffer], c0);
+                typename Shape::Scores s(typename Shape::Scores::Unset{}), gates;
+                start_rows_times_rows(s, shared.q, row0, shared.k[buffer], c0);
+                KeyTile::finish_products(s);
                 scores.template score<Counts::GATES>(s, gates, policy, a, walk, at, row0, buffer, c0);
                 mask(s, walk, part, verdict, a.S);
                 statistics.add_gates(s, gates);
@@ -391,6 +416,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
             }
             if constexpr (Shape::staggered) {
                 wait_for_copies();
+                KeyTile::publish();
                 __syncthreads();   // the values are visible to all threads, and the keys are no longer read
                 if (next) fetch(next.tile, 0);
             }
@@ -435,6 +461,9 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
         using Special = std::decay_t<decltype(special)>;
         for_head_size(a.HS, [&](auto HS) {
             using Shape = ForwardShapeOf<X, HS, Special>;
+            if constexpr (MAY_USE_WARPGROUPS<X, HS, Special>)
+                if (attention_kernels() == AttentionKernels::wgmma)
+                    return launch_forward_kernel<WarpgroupForwardShape<HS>>(device, special, a);
             if constexpr (BY_UNITS<Shape, Special>) {
                 AttentionForward<X> rest = a;
                 if (forward_shared_bytes<Shape>(special) > max_shared_memory()) rest.reach = nullptr;

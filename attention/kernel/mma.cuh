@@ -33,6 +33,15 @@ template <class X, int ROWS_, int COLUMNS_>
 struct SharedTile {
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
     alignas(16) X x[ROWS][COLUMNS + 16 / sizeof(X)];
+
+    __device__ __forceinline__ X* at(int row, int column) { return &x[row][column]; }
+    __device__ __forceinline__ const X* at(int row, int column) const { return &x[row][column]; }
+    __device__ __forceinline__ void store(int row, int column, const auto& two) { store_two(at(row, column), two); }
+
+    // What a tile for products of a warpgroup needs (wgmma.cuh): these products are done when their function returns.
+    static __device__ void publish() {}
+    template <int LEFT = 0>
+    static __device__ void finish_products(auto&...) {}
 };
 
 /// Starts a copy of BYTES (4 or 16; both addresses are multiples) into shared memory. Reads the first `take` bytes and zeroes the rest.
@@ -70,13 +79,13 @@ __device__ __forceinline__ void copy_rows(Tile& to, const auto* from, int row, i
     if (exist >= Tile::ROWS) {   // nearly always, and uniform in the block: two instructions a piece instead of six
 #pragma unroll
         for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE, at += ptrdiff_t(ROWS_AT_ONCE) * row)
-            copy_async<16>(&to.x[r0 + r][c], at, 16);
+            copy_async<16>(to.at(r0 + r, c), at, 16);
         return;
     }
 #pragma unroll 1
     for (int r = 0; r < Tile::ROWS; r += ROWS_AT_ONCE) {
         const bool exists = r0 + r < exist;
-        copy_async<16>(&to.x[r0 + r][c], exists ? at + ptrdiff_t(r) * row : from, exists ? 16 : 0);
+        copy_async<16>(to.at(r0 + r, c), exists ? at + ptrdiff_t(r) * row : from, exists ? 16 : 0);
     }
 }
 
@@ -202,10 +211,9 @@ __device__ __forceinline__ void load_a_transposed(FragmentA<X>& a, const SharedT
 }
 
 /// tile[row + m][column + k] = A[m][k].
-template <class X, int R, int C>
-__device__ __forceinline__ void store_a(SharedTile<X, R, C>& tile, int row, int column, const FragmentA<X>& a) {
-    for (int n = 0; n < 4; n++)
-        store_two(&tile.x[row + lane_row() + n % 2 * 8][column + lane_column() + n / 2 * 8], a.part[n]);
+template <class X>
+__device__ __forceinline__ void store_a(auto& tile, int row, int column, const FragmentA<X>& a) {
+    for (int n = 0; n < 4; n++) tile.store(row + lane_row() + n % 2 * 8, column + lane_column() + n / 2 * 8, a.part[n]);
 }
 
 /// Two B's side by side: B[k][n] = tile[row + n][column + k] for n < 16.
@@ -243,7 +251,14 @@ __device__ __forceinline__ void load_b_transposed(FragmentB<X> (&b)[2], const Sh
 template <int M_, int N_>
 struct Accumulator {
     static constexpr int M = M_, N = N_, ROWS = 2 * M;
-    float d[M][N][4] = {};
+    float d[M][N][4];
+
+    __device__ __forceinline__ Accumulator() { clear(); }
+    struct Unset {};
+    __device__ __forceinline__ explicit Accumulator(Unset) {}
+    __device__ __forceinline__ void clear() {
+        for_each_of_lane([](float& x, int, int, int) { x = 0; });
+    }
 
     /// The lane's n-th row, column 8 column_tile + lane_column() + side.
     __device__ __forceinline__ float& at(int n, int column_tile, int side) { return d[n / 2][column_tile][n % 2 * 2 + side]; }
@@ -273,6 +288,13 @@ struct Accumulator {
         for (int tile = 0; tile < N; tile++) most = fmaxf(most, fmaxf(at(n, tile, 0), at(n, tile, 1)));
         most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
         return fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+    }
+
+    /// Keeps the compiler from reading the elements earlier.
+    __device__ __forceinline__ void computed_here() {
+#if defined(__CUDACC__)
+        for_each_of_lane([](float& x, int, int, int) { asm volatile("" : "+f"(x)::"memory"); });
+#endif
     }
 
     __device__ __forceinline__ void scale_row(int n, float factor) {
@@ -382,6 +404,37 @@ __device__ __forceinline__ void registers_times_rows(Accumulator<M, N>& sums, co
             multiply_add(sums.d[m][n], a[m], columns[0]);
             multiply_add(sums.d[m][n + 1], a[m], columns[1]);
         }
+    }
+}
+
+// The attention kernels' products, which on other tiles run while the threads go on (wgmma.cuh); here they are done at once.
+
+/// D = A B^T, as rows_times_rows().
+template <int M, int N, class X, int RA, int RB, int K>
+__device__ __forceinline__ void start_rows_times_rows(Accumulator<M, N>& d, const SharedTile<X, RA, K>& a, int a_row,
+                                                      const SharedTile<X, RB, K>& b, int b_row) {
+    d.clear();
+    rows_times_rows(d, a, a_row, b, b_row);
+}
+
+/// sums += A B, as registers_times_rows().
+template <int M, int N, class X, int R, int C>
+__device__ __forceinline__ void start_registers_times_rows(Accumulator<M, N>& sums, const FragmentA<X> (&a)[M],
+                                                           const SharedTile<X, R, C>& b, int row) {
+    registers_times_rows(sums, a, b, row);
+}
+
+/// D = A^T B: 16 M columns of A from a_column on, and 8 N columns of B from b_column on, over all rows.
+template <int M, int N, class X, int R, int CA, int CB>
+__device__ __forceinline__ void start_columns_times_columns(Accumulator<M, N>& d, const SharedTile<X, R, CA>& a, int a_column,
+                                                            const SharedTile<X, R, CB>& b, int b_column) {
+    d.clear();
+#pragma unroll UNROLL<X>
+    for (int row = 0; row < R; row += 16) {
+        FragmentA<X> left[M];
+#pragma unroll
+        for (int m = 0; m < M; m++) load_a_transposed(left[m], a, row, a_column + 16 * m);
+        registers_times_rows(d, left, b, row, b_column);
     }
 }
 

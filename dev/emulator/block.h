@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,7 +25,7 @@ inline constinit thread_local dim3 blockDim{}, gridDim{};
 
 namespace emulator {
 
-inline constexpr int LANES = 32, MAX_THREADS = 1024;
+inline constexpr int LANES = 32, GROUP = 128, MAX_THREADS = 1024;   // of a warp, a warpgroup, a block
 inline constexpr int TIRING = 1 << 12;   // number of __nanosleep in a row after which a block is tired
 
 /// One launch of a kernel.
@@ -54,6 +55,34 @@ struct PendingCopy {
     int group;
 };
 
+/// wgmma: a product of the thread's warpgroup that is not yet waited for.
+struct Product {
+    float* d;
+    int columns;
+    const uint32_t* a;   // four registers, or null
+    uint64_t a_matrix, b_matrix;
+    bool a_transposed, b_transposed, adds;
+    int group;
+    bool computed;
+    Location at;
+};
+
+/// The accumulators of such products; the program finds poison in them.
+struct PendingAccumulators {
+    float* d;
+    int count, group;   // of the last product
+    std::array<float, 64> values;
+
+    PendingAccumulators(float* d_, int count_) : d(d_), count(count_), group(0), values() {
+        std::copy(d, d + count, values.begin());
+        std::memset(static_cast<void*>(d), poison(), size_t(count) * sizeof(float));
+    }
+    bool untouched() const {
+        const unsigned char* bytes = reinterpret_cast<const unsigned char*>(d);
+        return std::all_of(bytes, bytes + size_t(count) * sizeof(float), [](unsigned char byte) { return byte == poison(); });
+    }
+};
+
 struct Thread;
 
 /// All threads of a block at a barrier, or all lanes of a warp at an operation: each waits until the last has arrived.
@@ -78,12 +107,25 @@ struct alignas(64) Thread {   // a line of the cache for all that a switch needs
     std::vector<PendingCopy> copies;   // in the order of issue
     int groups = 0;                    // committed so far
 
+    std::vector<Product> products;     // in the order of issue
+    std::vector<PendingAccumulators> accumulators;
+    int product_groups = 0;            // committed so far
+    bool registers_fenced = false;     // since then
+    unsigned proxy_fences = 0;
+
+    /// The accumulators at d, from the first product that has them on.
+    PendingAccumulators& accumulators_of(float* d, int count) {
+        for (PendingAccumulators& pending : accumulators)
+            if (pending.d == d) return pending;
+        return accumulators.emplace_back(d, count);
+    }
     int lane() const { return index % LANES; }
 };
 
 struct Block {
     std::array<Thread, MAX_THREADS> threads;
     std::array<Meeting, MAX_THREADS / LANES> warps;
+    std::array<Meeting, MAX_THREADS / GROUP> warpgroups;
     Meeting barrier;
     SharedMemory shared;
     uint3 index{};

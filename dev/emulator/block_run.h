@@ -19,6 +19,11 @@ inline void Worker::begin(Thread& thread, int index_in_block) {
     thread.waits_at = nullptr;
     thread.copies.clear();
     thread.groups = 0;
+    thread.products.clear();
+    thread.accumulators.clear();
+    thread.product_groups = 0;
+    thread.registers_fenced = false;
+    thread.proxy_fences = 0;
 #if EMULATOR_TSAN
     if (!thread.context.tsan_fiber) thread.context.tsan_fiber = __tsan_create_fiber(0);
 #endif
@@ -40,6 +45,7 @@ inline void Worker::begin(uint3 index, uint64_t number) {
     for (int i = 0; i < block->size; i++) begin(block->threads[size_t(i)], i);
     block->barrier = {block->threads.data(), block->size};
     for (int w = 0; w < block->size / LANES; w++) block->warps[size_t(w)] = {&block->threads[size_t(w * LANES)], LANES};
+    for (int g = 0; g < block->size / GROUP; g++) block->warpgroups[size_t(g)] = {&block->threads[size_t(g * GROUP)], GROUP};
     ready.shuffle_warps(0);
 #if EMULATOR_TSAN
     origin.tsan_fiber = __tsan_get_current_fiber();
@@ -147,10 +153,11 @@ inline Thread* Worker::end(Thread& thread) {
     wake_up();
     thread.ended = true;
     block->ended++;
-    if (!thread.copies.empty() && !failed) {
+    const char* const left = !thread.copies.empty() ? "cp.async copies" : !thread.products.empty() ? "wgmma products" : nullptr;
+    if (left && !failed) {
         failed = true;
         const std::string where = join(block_name(), ", thread ", thread.index);
-        failure = join(kernel->name(), ", ", where, ": ends with cp.async copies that it never waited for");
+        failure = join(kernel->name(), ", ", where, ": ends with ", left, " that it never waited for");
     }
     Thread* next = failed ? nullptr : ready.next();
     if (!FINDS_RACES && (!next || next->started)) stacks.give_back(thread.context.stack);

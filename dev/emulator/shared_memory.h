@@ -1,5 +1,7 @@
 // The shared memory of a block: exactly the bytes of the launch, between two forbidden zones.
 #pragma once
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -60,7 +62,16 @@ public:
         after_ = Zone(begin() + bytes);
         permit(begin(), bytes);
         std::memset(begin(), poison(), bytes);
+        std::fill_n(writers.begin(), (RESERVED + bytes + 15) / 16, Writer{});
     }
+
+    /// The thread that wrote 16 bytes past the asynchronous proxy, from 1 on, and the number of its proxy fences until then.
+    struct Writer {
+        int thread = 0;
+        unsigned fences = 0;
+    };
+    static constexpr uint32_t RESERVED = 1024;   // at the start of the window of shared memory, by the system
+    std::array<Writer, (RESERVED + MAX_SHARED) / 16> writers;   // by address / 16
 
     char* begin() { return memory_ + Zone::BYTES; }
     bool contains(const void* address, size_t bytes) {
@@ -79,7 +90,7 @@ public:
     ~SharedMemory() { permit(memory_, sizeof memory_); }   // the heap may reuse these bytes
 
 private:
-    alignas(128) char memory_[Zone::BYTES + MAX_SHARED + Zone::BYTES];
+    alignas(1024) char memory_[Zone::BYTES + MAX_SHARED + Zone::BYTES];
     size_t bytes_ = 0;
     Zone before_, after_;
 };

@@ -91,6 +91,22 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
     meet_in_warp("mma.m16n8k16", mine, at, multiply_add);
 }
 
+// ---- the asynchronous proxy
+
+/// The address of shared memory as descriptors have it.
+inline uint32_t shared_address(const void* at) {
+    return uint32_t(static_cast<const char*>(at) - worker->block->shared.begin()) + SharedMemory::RESERVED;
+}
+
+/// Marks bytes of shared memory, in pieces of 16, as written by this thread past the asynchronous proxy.
+inline void generic_write(const void* at, size_t bytes) {
+    const uint32_t first = shared_address(at) / 16, last = (shared_address(at) + uint32_t(bytes) - 1) / 16;
+    for (uint32_t piece = first; piece <= last; piece++) worker->block->shared.writers[piece] = {self->index + 1, self->proxy_fences};
+}
+
+/// fence.proxy.async.shared::cta: what this thread has written is visible to products after the next barrier.
+inline void fence_proxy_async() { self->proxy_fences++; }
+
 // ---- cp.async
 
 /// Copies `take` bytes to shared memory and fills up to `bytes` with zeros, at some time before cp_async_wait() covers it. Here
@@ -121,6 +137,7 @@ inline void cp_async_wait(int left) {
     for (auto copy = copies.begin(); copy != end; copy++) {
         permit(copy->to, size_t(copy->bytes));
         for (int i = 0; i < copy->bytes; i++) copy->to[i] = i < copy->take ? copy->from[i] : 0;   // byte by byte, for the sanitizers
+        generic_write(copy->to, size_t(copy->bytes));
     }
     copies.erase(copies.begin(), end);
 }

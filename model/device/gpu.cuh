@@ -4,7 +4,7 @@
 // Rules for kernels, so that both work:
 //   - shared memory is one struct per kernel, accessed by dynamic_shared<Struct>(); the launch passes sizeof(Struct)
 //   - blocks of whole warps; every thread of a block reaches every __syncthreads(); warp operations with all 32 lanes
-//   - PTX only inside the wrappers of attention/kernel/mma.cuh, except one tanh in math.h; copies of CUDA's cuda_pipeline.h elsewhere
+//   - PTX only inside the wrappers of attention/kernel/mma.cuh and wgmma.cuh, except one tanh in math.h; copies of CUDA's cuda_pipeline.h elsewhere
 //   - no float atomics: runs are bit-identical
 #pragma once
 #include <cuda_bf16.h>
@@ -129,7 +129,7 @@ size_t resident_blocks(void (*kernel)(Parameters...), int threads, size_t shared
 template <class T>
 __device__ __forceinline__ T& dynamic_shared() {
 #if defined(__CUDACC__)
-    extern __shared__ __align__(128) unsigned char block_memory[];
+    extern __shared__ __align__(1024) unsigned char block_memory[];
     return *reinterpret_cast<T*>(block_memory);
 #else
     return *static_cast<T*>(emulator::dynamic_shared());

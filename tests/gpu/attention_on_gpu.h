@@ -36,8 +36,30 @@ inline void check_gradients_of(const Gradients& is, const Gradients& should, Tol
     if (!should.tile.empty()) CHECK(difference(is.tile, should.tile, of_tiles) == "");
 }
 
+/// While it lives, the instructions that multiply in attention.
+class ByKernels {
+public:
+    explicit ByKernels(AttentionKernels chosen) : before_(attention_kernels()) { attention_kernels() = chosen; }
+    ~ByKernels() { attention_kernels() = before_; }
+    ByKernels(const ByKernels&) = delete;
+
+private:
+    AttentionKernels before_;
+};
+
+/// Calls check() for each kind of kernels that there is.
+template <class X, class P, class Check>
+void by_all_kernels(const Problem& p, const Check& check) {
+    for (const AttentionKernels kernels : {AttentionKernels::mma, AttentionKernels::wgmma}) {
+        if (kernels == AttentionKernels::wgmma && (p.HS < 64 || !MAY_USE_WARPGROUPS<X, 64, P> || !has_wgmma())) continue;
+        const ByKernels chosen(kernels);
+        INFO((kernels == AttentionKernels::mma ? "mma" : "wgmma"));
+        check();
+    }
+}
+
 template <class X, class P>
-void check_attention_in(const Problem& original, const P& policy) {
+void check_attention_by(const Problem& original, const P& policy) {
     const Problem p = rounded_problem<X>(original);
     INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
     INFO("B " << p.B << ", T " << p.T << ", S " << p.S << ", NH " << p.NH << ", NKV " << p.NKV << ", HS " << p.HS);
@@ -63,9 +85,14 @@ void check_attention_in(const Problem& original, const P& policy) {
     check_gradients_of(gradients, on_cpu.backward(), tolerance);
 }
 
+template <class X, class P>
+void check_attention_in(const Problem& p, const P& policy) {
+    by_all_kernels<X, P>(p, [&] { check_attention_by<X>(p, policy); });
+}
+
 /// Everything that both passes compute, to the last bit, in several orders.
 template <class X, class P>
-void check_same_bits_on_gpu(const Problem& p, const P& policy) {
+void check_same_bits_by(const Problem& p, const P& policy) {
     auto all_results = [&] {
         AttentionOn<GPU, X, P> gpu(test_gpu(), p, policy);
         const Results r = gpu.forward(false);
@@ -81,6 +108,11 @@ void check_same_bits_on_gpu(const Problem& p, const P& policy) {
         const Order chosen(order);
         CHECK(bit_difference(all_results(), once) == "");
     }
+}
+
+template <class X, class P>
+void check_same_bits_on_gpu(const Problem& p, const P& policy) {
+    by_all_kernels<X, P>(p, [&] { check_same_bits_by<X>(p, policy); });
 }
 
 template <class P>

@@ -6,6 +6,7 @@
 #include "../halves.h"
 #include "../runtime.h"
 #include "../tensor_cores.h"
+#include "../warpgroup_products.h"
 #include "../warp_operations.h"
 
 #include "../device_language.h"   // last: its macros are for programs
