@@ -65,6 +65,10 @@ struct Product {
     int group;
     bool computed;
     Location at;
+
+    bool has_arguments_of(const Product& other) const {
+        return columns == other.columns && a_matrix == other.a_matrix && b_matrix == other.b_matrix && adds == other.adds;
+    }
 };
 
 /// The accumulators of such products; the program finds poison in them.

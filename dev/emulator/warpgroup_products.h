@@ -2,7 +2,7 @@
 // PTX manual (chapter "Asynchronous warpgroup level matrix instructions"). Of these only the 128-byte swizzle and bf16 are here.
 //
 // A product's accumulators hold poison until the wait that covers it. With an even seed products are computed in that wait, with an odd
-// one as soon as the last thread has issued them: what they read must be there and stay there in between.
+// one each warp's part as soon as the warp has issued it: what they read must be there and stay there in between.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -28,10 +28,10 @@ public:
             fail_at(at, "wgmma: a row of the matrix leaves the 128 bytes of its atom");
     }
 
-    /// Calls use(i, k, number) for all elements.
+    /// Calls use(i, k, number) for first <= i < last, multiples of 16.
     template <class Use>
-    void each(int count, Use use) const {
-        for (int i = 0; i < count; i += transposed_ ? 8 : 1)
+    void each(int first, int last, Use use) const {
+        for (int i = first; i < last; i += transposed_ ? 8 : 1)
             for (int k = 0; k < 16; k += transposed_ ? 1 : 8) {
                 const uint16_t* numbers = piece(transposed_ ? start_ + i / 64 * leading_ + i % 64 * 2 + k / 8 * stride_ + k % 8 * 128
                                                             : start_ + i / 8 * stride_ + i % 8 * 128 + k * 2);
@@ -60,41 +60,46 @@ private:
 
 // ---- products
 
-inline void require_same(const Thread* threads, size_t n, const Location& at) {
+inline void require_same(const Thread* threads, int count, size_t n, const Location& at) {
     const Product& first = threads[0].products[n];
-    for (int t = 1; t < GROUP; t++) {
-        const Product& other = threads[t].products[n];
-        if (other.a_matrix != first.a_matrix || other.b_matrix != first.b_matrix || other.adds != first.adds)
-            fail_at(at, "wgmma: threads 0 and ", t, " of the warpgroup have different arguments");
+    for (int t = 1; t < count; t++) {
+        const std::vector<Product>& of_thread = threads[t].products;
+        if (of_thread.size() <= n || !of_thread[n].has_arguments_of(first))
+            fail_at(at, "wgmma: threads ", threads[0].index, " and ", threads[t].index, " of the warpgroup have different arguments");
     }
 }
 
+/// Product n of `count` threads, a warp or all of the group:
 /// D (64, N) = A (64, 16) B (16, N), or D += A B, summed in float32 in the order of k. Warp w has rows 16 w .. of A and D, in fragments as
 /// of mma.m16n8k16; N / 8 of D's.
-inline void compute(Thread* threads, size_t n) {
+inline void compute(Thread* threads, int count, size_t n) {
     const Product& first = threads[0].products[n];
     static thread_local float A[GROUP / 2][16];
     static thread_local EightFloats B[16][16], D[GROUP / 2][16];
-    const int N = first.columns;
+    const int N = first.columns, row0 = threads[0].index % GROUP / LANES * 16;
+    auto row_of = [](const Thread& thread) { return thread.index % GROUP / LANES * 16 + thread.lane() / 4; };
     if (!first.a)
-        DescribedMatrix(first.a_matrix, first.a_transposed, GROUP / 2, first.at).each(GROUP / 2, [](int i, int k, float x) { A[i][k] = x; });
-    DescribedMatrix(first.b_matrix, first.b_transposed, N, first.at).each(N, [](int i, int k, float x) { B[k][i / 8][i % 8] = x; });
-    auto each_of_thread = [&](int t, auto use) {
-        float* d = threads[t].accumulators_of(threads[t].products[n].d, N / 2).values.data();
-        for (int e = 0; e < N / 2; e++) use(d[e], t / LANES * 16 + t % LANES / 4 + e % 4 / 2 * 8, e / 4 * 8 + t % 4 * 2 + e % 2);
+        DescribedMatrix(first.a_matrix, first.a_transposed, GROUP / 2, first.at).each(row0, row0 + count / 2, [](int i, int k, float x) {
+            A[i][k] = x;
+        });
+    DescribedMatrix(first.b_matrix, first.b_transposed, N, first.at).each(0, N, [](int i, int k, float x) { B[k][i / 8][i % 8] = x; });
+    auto each_accumulator = [&](auto use) {
+        for (Thread* thread = threads; thread < threads + count; thread++) {
+            float* d = thread->accumulators_of(thread->products[n].d, N / 2).values.data();
+            for (int e = 0; e < N / 2; e++) use(d[e], D[row_of(*thread) + e % 4 / 2 * 8][e / 4], thread->lane() % 4 * 2 + e % 2);
+        }
     };
-    for (int t = 0; t < GROUP; t++) {
-        each_of_thread(t, [&](float& d, int row, int column) { D[row][column / 8][column % 8] = first.adds ? d : 0; });
-        const uint32_t* a = threads[t].products[n].a;
-        for (int part = 0; a && part < 4; part++)
-            for (int h = 0; h < 2; h++)
-                A[t / LANES * 16 + t % LANES / 4 + part % 2 * 8][t % 4 * 2 + part / 2 * 8 + h] =
-                    std::bit_cast<float>(h ? a[part] & 0xffff0000 : a[part] << 16);
-    }
-    for (int i = 0; i < GROUP / 2; i++)
+    each_accumulator([&](float& d, EightFloats& row, int column) { row[column] = first.adds ? d : 0; });
+    for (Thread* thread = threads; first.a && thread < threads + count; thread++)
+        for (int e = 0; e < 8; e++) {
+            const uint32_t pair = thread->products[n].a[e / 2];
+            A[row_of(*thread) + e / 2 % 2 * 8][thread->lane() % 4 * 2 + e / 4 * 8 + e % 2] = number_of_pair(pair, e % 2, false);
+        }
+    for (int i = row0; i < row0 + count / 2; i++)
         for (int k = 0; k < 16; k++)
             for (int c = 0; c < N / 8; c++) D[i][c] += A[i][k] * B[k][c];
-    for (int t = 0; t < GROUP; t++) each_of_thread(t, [&](float& d, int row, int column) { d = D[row][column / 8][column % 8]; });
+    each_accumulator([&](float& d, EightFloats& row, int column) { d = row[column]; });
+    for (Thread* thread = threads; thread < threads + count; thread++) thread->products[n].computed = true;
 }
 
 /// wgmma.fence: what this thread has written to registers is visible to its products.
@@ -109,13 +114,11 @@ inline void wgmma(float* d, int N, const uint32_t* a, uint64_t a_matrix, uint64_
         self->products.push_back({d, N, a, a_matrix, b_matrix, a_transposed, b_transposed, adds, self->product_groups, false, at});
         self->accumulators_of(d, N / 2).group = self->product_groups;
     }
-    Meeting& group = worker->block->warpgroups[size_t(self->index / GROUP)];
-    meet(group, "wgmma", nullptr, at, [&] {
-        const size_t n = group.threads[0].products.size() - 1;
-        require_same(group.threads, n, at);
-        if (options().seed % 2 == 0) return;
-        compute(group.threads, n);
-        for (int t = 0; t < GROUP; t++) group.threads[t].products[n].computed = true;
+    Meeting& warp = *self->warp;
+    meet(warp, "wgmma", nullptr, at, [&] {
+        const size_t n = self->products.size() - 1;
+        require_same(warp.threads, LANES, n, at);
+        if (options().seed % 2) compute(warp.threads, LANES, n);
     });
 }
 
@@ -129,9 +132,11 @@ inline void wgmma_commit() {
 inline void wgmma_wait(int left, Location at = Location::current()) {
     Meeting& group = worker->block->warpgroups[size_t(self->index / GROUP)];
     meet(group, "wgmma.wait_group", nullptr, at, [&] {
-        const std::vector<Product>& products = group.threads[0].products;
-        for (size_t n = 0; n < products.size(); n++)
-            if (products[n].group < group.threads[0].product_groups - left && !products[n].computed) compute(group.threads, n);
+        const std::vector<Product>& products = self->products;
+        for (size_t n = 0; n < products.size() && products[n].group < self->product_groups - left; n++) {
+            require_same(group.threads, GROUP, n, at);
+            if (!products[n].computed) compute(group.threads, GROUP, n);
+        }
     });
     Quiet quiet;
     const int first = self->product_groups - left;
