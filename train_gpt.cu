@@ -212,6 +212,7 @@ Exit train(const Variant& variant, const Options& o, Ranks& ranks) {
 #ifdef WITH_GPU
     if (takes_gpu(o.device, o.dry_run, ranks)) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
+        if (!o.dry_run) choose_attention_kernels(o.attention_kernels, ranks);
         if (!o.dry_run) require_agreement(ranks, {{"the GPU (CUDA_VISIBLE_DEVICES selects it)", gpu_kind()}});   // a dry run needs none
         const Variants on_this_gpu(named(variant.name, all_variants_on_gpu()), {&on_gpu::causal});
 #ifdef GPU_FLOAT32

@@ -38,7 +38,7 @@ if [ -z "${HERE:-}${EMULATED:-}" ]; then   # in a copy, whose flags are not thos
     tree=$PWD/build/pack/tree
     mkdir -p "$tree"
     git ls-files -z | xargs -0 tar cf - | tar xf - -C "$tree"
-    export ARCH=${ARCH:--march=x86-64-v3} CUDA_ARCH=${CUDA_ARCH:--gencode arch=compute_90,code=sm_90}
+    export ARCH=${ARCH:--march=x86-64-v3} CUDA_ARCH=${CUDA_ARCH:--gencode arch=compute_90a,code=sm_90a}
     # The programs find lib/ beside bin/ by themselves, and so do the libraries there (the newer tag would be for the program alone):
     # a variable would reach Python and the profilers, too.
     (cd "$tree" && rm -f "${programs[@]}")   # linked so in any case

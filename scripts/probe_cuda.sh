@@ -72,7 +72,7 @@ probe_gpu() {
     report GPU "$(sort <<< "$1" | uniq -c | sed -E 's/^ *1 //; s/^ *([0-9]+) ([0-9])/\1 x \2/' | paste -sd, | sed 's/,/, /g')$note"
     # Without a GPU to look at: code for both generations that the engine was made for, and for later ones PTX, which the driver
     # compiles at the first start (minutes, on every rank).
-    [ -n "$wanted" ] || cuda_arch="$(printf -- '-gencode arch=compute_%s,code=%s ' 80 sm_80 90 sm_90 90 compute_90)"
+    [ -n "$wanted" ] || cuda_arch="$(printf -- '-gencode arch=compute_%s,code=%s ' 80 sm_80 90a sm_90a 90 compute_90)"
     cuda_arch=${cuda_arch% }
     for capability in $wanted; do add_arch "$capability"; done
     report "GPU code" "$cuda_arch"
@@ -82,7 +82,8 @@ probe_gpu() {
 add_arch() {
     local flag program='__global__ void add(float* x) { x[threadIdx.x] += 1; }
         int main() { return 0; }' before=$cuda_arch
-    for flag in "arch=compute_$1,code=sm_$1" arch=compute_90,code=compute_90 arch=compute_80,code=compute_80; do
+    local exact=${1/#90/90a}   # wgmma is only in the code for exactly this generation
+    for flag in "arch=compute_$exact,code=sm_$exact" arch=compute_90,code=compute_90 arch=compute_80,code=compute_80; do
         cuda_arch="-gencode $flag"
         if cuda_works <<< "$program"; then cuda_arch="$before${before:+ }$cuda_arch"; return; fi
     done

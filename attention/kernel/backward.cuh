@@ -418,7 +418,8 @@ public:
                                              const BackwardMemory& memory, BackwardShared<Shape>& shared, int work)
         : policy_(policy), a_(a), g_(g), memory_(memory), shared_(shared),
           gradients_(policy, a, g, shared, memory.peaks, reinterpret_cast<float*>(&shared + 1)), tile_(of_blocks().tile(work)),
-          b_(of_blocks().pair(work) / a.NKV), warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS) {}
+          b_(of_blocks().pair(work) / a.NKV), warp_(int(threadIdx.x) / WARP), key0_(warp_ * Shape::WARP_KEYS),
+          group0_(group_row<Shape::GROUP>(key0_)) {}
 
     static constexpr size_t shared_bytes(const Features& f) {
         return sizeof(BackwardShared<Shape>) + Gradients::bytes(f);
@@ -525,16 +526,16 @@ private:
         const int buffer = part.visit.buffer, q0 = part.q0;
         const auto walk = tiles(computed_here(part.visit.h)).walk();   // its offsets into arrays are rarely needed
         const TilePlace place = part.place.part(q0, key0_, STEP, Shape::WARP_KEYS);
-        const TilePlace of_group = part.place.part(q0, key0_ / Shape::GROUP * Shape::GROUP, STEP, Shape::GROUP);
+        const TilePlace of_group = part.place.part(q0, group0_, STEP, Shape::GROUP);
         const Tile verdict = walk.judge_part(of_group, part.visit.verdict);
         if (verdict == Tile::hidden) return add_nothing(q0);
         Scores s(typename Scores::Unset{}), dp(typename Scores::Unset{});   // S^T and dP^T, then P^T and dS^T: rows are keys
-        start_rows_times_rows(s, shared_.k, key0_, shared_.q[buffer], q0);
+        start_rows_times_rows(s, shared_.k, group0_, shared_.q[buffer], q0);
         constexpr bool EARLY = Shape::GROUP > Shape::WARP_KEYS;   // dP^T is computed while S^T is masked; by mma.sync it would spill
-        if constexpr (EARLY) start_rows_times_rows(dp, shared_.v, key0_, shared_.dout[buffer], q0);
+        if constexpr (EARLY) start_rows_times_rows(dp, shared_.v, group0_, shared_.dout[buffer], q0);
         ScoreTile::template finish_products<EARLY>(s);
         for_hidden_pairs(place, verdict, [&](int m, int n, int e) { Gradients::hide(s, part.hidden, m, n, e); });
-        if constexpr (!EARLY) start_rows_times_rows(dp, shared_.v, key0_, shared_.dout[buffer], q0);
+        if constexpr (!EARLY) start_rows_times_rows(dp, shared_.v, group0_, shared_.dout[buffer], q0);
         ScoreTile::finish_products(dp);
         gradients_.differentiate(s, dp, sums, part, walk);
         FragmentA<X> of_p[STEP / 16][M], of_ds[STEP / 16][M];
@@ -604,7 +605,7 @@ private:
         const int previous = shared_.previous;
         const bool first = previous == BackwardMemory::NO_TILE;
         constexpr int ROWS = 16 * Shape::DQ_TILES, WARPS_OF_ROWS = QUERIES / ROWS;
-        const int column0 = warp_ / WARPS_OF_ROWS * Shape::DQ_COLUMNS;
+        const int column0 = (WARPS_OF_ROWS * 16 == Shape::GROUP ? group0_ / Shape::GROUP : warp_ / WARPS_OF_ROWS) * Shape::DQ_COLUMNS;
         const int i0 = visit.tile * QUERIES, row0 = warp_ % WARPS_OF_ROWS * ROWS, rows = a_.T - i0 - row0;
         float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS + column0 + lane_column();
 #pragma unroll
@@ -663,7 +664,7 @@ private:
     BackwardShared<Shape>& shared_;
     Gradients gradients_;
     int tile_, b_;
-    int warp_, key0_;   // the warp's first key in the tile
+    int warp_, key0_, group0_;   // first keys in the tile: the warp's, and of the warps that multiply together
 };
 
 // ------------------------------------------------------------------------------------------------------------------------ launches
@@ -673,6 +674,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     attention_backward_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
                               const __grid_constant__ AttentionBackward<typename Shape::X> g,
                               const __grid_constant__ BackwardMemory memory) {
+    if constexpr (!HAS_WGMMA && Shape::GROUP == GROUP_ROWS) return;
     auto& shared = dynamic_shared<BackwardShared<Shape>>();
     constexpr bool BY_SCORE = P::traits.gate_of_units && !BY_UNITS<Shape, P>;
     if (threadIdx.x == 0) shared.work = atomicAdd(memory.work_counter + BY_SCORE, 1);

@@ -76,13 +76,13 @@ struct ForwardShape {
     using Operand = SharedTile<X, TILE_ROWS, COLUMNS>;
 };
 
-/// The same for products of two warpgroups.
-template <int HS_>
+/// The same for products of two warpgroups. Statistics go by tiles of TILE keys, with the same parts and bits.
+template <int HS_, bool STATISTICS>
 struct WarpgroupForwardShape {
     using X = bf16;
     static constexpr bool fast = true, staggered = false;
     static constexpr int HS = HS_, WARPS = 8, THREADS = WARPS * WARP, M_TILES = 1, ROWS = 16, GROUP = GROUP_ROWS;
-    static constexpr int QUERIES = WARPS * ROWS, KEYS = TILE, STEP = KEYS, BUFFERS = 2;
+    static constexpr int QUERIES = WARPS * ROWS, KEYS = STATISTICS ? TILE : 2 * TILE, STEP = TILE, BUFFERS = 2;
     static constexpr int BLOCKS = HS <= 64 ? 2 : 1;   // per multiprocessor, by registers
     using Features = FeatureTiles<QUERIES, KEYS, 1, BUFFERS>;
     using Scores = Accumulator<M_TILES, STEP / 8>;
@@ -355,13 +355,14 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     using X = typename Shape::X;
     constexpr int QUERIES = Shape::QUERIES, KEYS = Shape::KEYS, STEP = Shape::STEP, HS = Shape::HS, THREADS = Shape::THREADS;
     using KeyTile = typename ForwardShared<Shape>::KeyTile;
+    if constexpr (!HAS_WGMMA && Shape::GROUP == GROUP_ROWS) return;
     using Counts = std::conditional_t<STATISTICS, RowStatistics<Shape, P>, NoStatistics>;
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
     ScoresOf<Shape, P> scores(policy.features(), reinterpret_cast<float*>(&shared + 1));
     if (!computes<Shape, P>(a, blockIdx.z, blockIdx.y, blockIdx.y + 1)) return;
     const int b = blockIdx.z, h = blockIdx.y, kv = h / (a.NH / a.NKV), row0 = int(threadIdx.x) / WARP * Shape::ROWS;
     const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES;   // late rows see the most keys, so they start first
-    const int group0 = row0 / Shape::GROUP * Shape::GROUP;
+    const int group0 = group_row<Shape::GROUP>(row0);
     const float to_z = scores.to_z(rsqrtf(float(HS)));
     const TileWalk<X, P> walk(policy, a, b, h);
 
@@ -381,7 +382,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
 
     copy_rows<THREADS>(shared.q, a.q.data + h * HS, a.q.row, b * a.T + i0, a.T - i0);
     scores.template copy_row_features<THREADS>(a, b, h, i0, 0);
-    TileCursor cursor(0, tiles_of(a.S));
+    TileCursor cursor(0, (a.S + KEYS - 1) / KEYS);
     Visit now = cursor.next(judge);
     if (now) fetch(now.tile, 0);
     Counts statistics(a, place(0));
@@ -404,7 +405,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
             if (verdict != Tile::hidden) {
                 // Scores
                 typename Shape::Scores s(typename Shape::Scores::Unset{}), gates;
-                start_rows_times_rows(s, shared.q, row0, shared.k[buffer], c0);
+                start_rows_times_rows(s, shared.q, group0, shared.k[buffer], c0);
                 KeyTile::finish_products(s);
                 scores.template score<Counts::GATES>(s, gates, policy, a, walk, at, row0, buffer, c0);
                 mask(s, walk, part, verdict, a.S);
@@ -463,7 +464,8 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
             using Shape = ForwardShapeOf<X, HS, Special>;
             if constexpr (MAY_USE_WARPGROUPS<X, HS, Special>)
                 if (attention_kernels() == AttentionKernels::wgmma)
-                    return launch_forward_kernel<WarpgroupForwardShape<HS>>(device, special, a);
+                    return a.statistics ? launch_forward_kernel<WarpgroupForwardShape<HS, true>>(device, special, a)
+                                        : launch_forward_kernel<WarpgroupForwardShape<HS, false>>(device, special, a);
             if constexpr (BY_UNITS<Shape, Special>) {
                 AttentionForward<X> rest = a;
                 if (forward_shared_bytes<Shape>(special) > max_shared_memory()) rest.reach = nullptr;

@@ -16,11 +16,16 @@
 #pragma once
 #include "attention/kernel/features.cuh"
 
-/// Whether this compilation has the instructions.
+// HAS_WGMMA: whether the GPU that is compiled for has the instruction. COMPILES_WGMMA: whether one of the program's does.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HAS_WGMMA 1
 #else
 #define HAS_WGMMA 0
+#endif
+#if defined(USE_WGMMA) || defined(EMULATED_GPU)
+inline constexpr bool COMPILES_WGMMA = true;
+#else
+inline constexpr bool COMPILES_WGMMA = false;
 #endif
 
 inline constexpr int GROUP_ROWS = 64;
@@ -34,17 +39,14 @@ inline AttentionKernels& attention_kernels() {
 
 /// Whether this program has the instruction for the current GPU.
 inline bool has_wgmma() {
-#if defined(USE_WGMMA) || defined(EMULATED_GPU)
+    if (!COMPILES_WGMMA) return false;
     const cudaDeviceProp properties = gpu_properties();
     return properties.major == 9 && properties.minor == 0;
-#else
-    return false;
-#endif
 }
 
 /// Whether kernels for products of a warpgroup exist: scores are q.k, in heads of 64 or 128.
 template <class X, int HS, class P>
-inline constexpr bool MAY_USE_WARPGROUPS = std::is_same_v<X, bf16> && HS >= 64 && !MODIFIES_SCORES<P>;
+inline constexpr bool MAY_USE_WARPGROUPS = COMPILES_WGMMA && std::is_same_v<X, bf16> && HS >= 64 && !MODIFIES_SCORES<P>;
 
 /// ROWS x COLUMNS elements for products of a warpgroup.
 template <class X, int ROWS_, int COLUMNS_>
@@ -88,14 +90,14 @@ struct SwizzledTile {
     /// The descriptor of rows row .. (a multiple of 8) and columns column .. (of 16). If the sum runs over columns, it takes 16 of
     /// them; if over rows, 16 rows, and 64 columns are followed by the next panel's.
     __device__ __forceinline__ uint64_t describe(int row, int column) const {
-        const void* const first = &x[column / PANEL][row][column % PANEL];
 #if defined(__CUDACC__)
-        const unsigned address = unsigned(__cvta_generic_to_shared(first));
+        const unsigned address = unsigned(__cvta_generic_to_shared(x));
 #else
-        const unsigned address = emulator::shared_address(first);
+        const unsigned address = emulator::shared_address(x);
 #endif
-        constexpr uint64_t SWIZZLE_128 = 1, ATOM = 8 * PANEL * sizeof(X), NEXT_PANEL = ROWS * PANEL * sizeof(X);
-        return uint64_t((address & 0x3ffff) >> 4) | (NEXT_PANEL >> 4) << 16 | (ATOM >> 4) << 32 | SWIZZLE_128 << 62;
+        constexpr unsigned SWIZZLE_128 = 1u << 30, ATOM = 8 * PANEL * sizeof(X), NEXT_PANEL = ROWS * PANEL * sizeof(X);
+        const unsigned first = (column / PANEL * ROWS + row) * PANEL + column % PANEL;
+        return uint64_t(SWIZZLE_128 | ATOM / 16) << 32 | (address / 16 + NEXT_PANEL / 16 * 65536 + first * unsigned(sizeof(X)) / 16);
     }
 };
 
@@ -175,14 +177,23 @@ __device__ __forceinline__ void start_product(float (&d)[N][4], const FragmentA<
 
 // ---- products of tiles: the functions of mma.cuh
 
-/// D = A B^T: the warpgroup's 64 rows from a_row / 64 * 64 on, and 8 N rows of B from b_row on, over all columns.
+/// x, which is the same in all lanes, where the compiler sees that it is: descriptors are made by the instructions for whole warps.
+__device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(ALL_LANES, x, 0); }
+
+/// The first row of the warps that multiply together, GROUP rows, of which this warp has some from `row` on.
+template <int GROUP>
+__device__ __forceinline__ int group_row(int row) {
+    return GROUP == GROUP_ROWS ? same_in_warp(row / GROUP * GROUP) : row;
+}
+
+/// D = A B^T: the warpgroup's 64 rows from a_row on, and 8 N rows of B from b_row on, over all columns.
 template <int N, class X, int RA, int RB, int K>
 __device__ __forceinline__ void start_rows_times_rows(Accumulator<1, N>& d, const SwizzledTile<X, RA, K>& a, int a_row,
                                                       const SwizzledTile<X, RB, K>& b, int b_row) {
     fence_registers();
 #pragma unroll
     for (int k = 0; k < K; k += 16)
-        start_product<false, false>(d.d[0], a.describe(a_row / GROUP_ROWS * GROUP_ROWS, k), b.describe(b_row, k), k > 0);
+        start_product<false, false>(d.d[0], a.describe(a_row, k), b.describe(b_row, k), k > 0);
     commit_products();
 }
 

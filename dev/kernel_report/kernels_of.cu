@@ -45,6 +45,13 @@ void instantiate() {
         kernel = (void*)attention_forward_kernel<Forward, false, P>, kernel = (void*)attention_backward_kernel<Backward, P>;
         kernel = (void*)decode_kernel_facts<Rows, P, SlotsOf<P>>, kernel = (void*)decode_kernel<Rows, P, SlotsOf<P>>;
     }
+    if constexpr (MAY_USE_WARPGROUPS<bf16, HS, P>) {
+        using ByGroup = WarpgroupForwardShape<HS, false>;
+        using Back = WarpgroupBackwardShape<HS>;
+        kernel = (void*)attention_forward_kernel_facts<ByGroup, false, P>, kernel = (void*)attention_backward_kernel_facts<Back, P>;
+        if constexpr (WITH_KERNELS)
+            kernel = (void*)attention_forward_kernel<ByGroup, false, P>, kernel = (void*)attention_backward_kernel<Back, P>;
+    }
 }
 
 template <class X, class P>

@@ -33,7 +33,7 @@ WORK = ROOT / "build" / "kernel_report"   # keeps cubins and their disassembly
 GPUS = {"sm_80": (64, 32, 167936, 166912), "sm_89": (48, 24, 102400, 101376), "sm_90": (64, 32, 233472, 232448)}
 
 COUNTS = ["instructions", *sass.KINDS, "shared_cycles", "copy_block", "loop_bytes", "serial_loads", "serial_on_any_way"]
-BUDGETED = ["registers", "spill_bytes", "local_in_loops", "shared_bytes", *COUNTS]
+BUDGETED = ["registers", "spill_bytes", "local_in_loops", "serialised", "shared_bytes", *COUNTS]
 WITH_SLACK = {"instructions", "FP32", "copy_block", "loop_bytes"}   # 2% more is no news
 
 
@@ -82,20 +82,25 @@ def compile_unit(nvcc, nvdisasm, unit, arch):
     """Kernels of one source for one architecture, and what ptxas says of each."""
     source, flags = (HERE / "kernels_of.cu", [f"-DATTENTION={unit}"]) if unit != "step" else ("model/gpt.cu", [])
     cubin = WORK / f"{unit}.{arch}.cubin"
-    log = run([*nvcc, *flags, "-x", "cu", "-cubin", f"-arch={arch}", "-Xptxas=-v", "-o", cubin, source]).stderr
+    if arch == "sm_90": flags = [*flags, "-DUSE_WGMMA"]   # the code for exactly this generation
+    log = run([*nvcc, *flags, "-x", "cu", "-cubin", f"-arch={arch}{'a' * (arch == 'sm_90')}", "-Xptxas=-v", "-o", cubin, source]).stderr
     text = run([nvdisasm, cubin]).stdout
     cubin.with_suffix(".sass").write_text(text)
     return sass.parse(text), resources(log)
 
 
 def resources(log):
-    """Mangled name -> what `ptxas -v` says: registers, spills in bytes (stores and loads), static shared memory."""
+    """Mangled name -> what `ptxas -v` says: registers, spills in bytes (stores and loads), static shared memory, and how often it
+    makes products of a warpgroup wait for each other (its messages C75..)."""
     found, name = {}, None
     for line in log.splitlines():
         if match := re.search(r"Compiling entry function '(.*?)'", line): name = match[1]
         elif match := re.search(r"Function properties for (\S+)", line): properties_of = match[1]
         elif (match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)) and properties_of == name:
             found.setdefault(name, {}).update(spill_stores=int(match[1]), spill_loads=int(match[2]))
+        elif match := re.search(r"\(C75\d\d\).*'(\S+)'", line):
+            of_kernel = found.setdefault(match[1], {})
+            of_kernel["serialised"] = of_kernel.get("serialised", 0) + 1
         elif match := re.search(r"Used (\d+) registers", line):
             static = re.search(r"(\d+) bytes smem", line)
             found.setdefault(name, {}).update(registers=int(match[1]), static_shared=int(static[1]) if static else 0)
@@ -141,7 +146,7 @@ def times_of(kernel, block, hot, rounds, more_rounds):
     if block in kernel.loops[hot]: return rounds
     loop = kernel.innermost(block)
     multiplies = loop not in (None, kernel.outermost(hot)) and any(
-        sass.opcode_of(i) == "HMMA" for i in kernel.instructions(kernel.loops[loop]))
+        sass.opcode_of(i) in sass.PRODUCTS for i in kernel.instructions(kernel.loops[loop]))
     return more_rounds if multiplies else 1
 
 
@@ -155,6 +160,7 @@ def row_of(kernel, arch, of_ptxas, facts):
     copies = [code for code, _ in parts if any(sass.opcode_of(i) == "LDGSTS" for i in code)]
     row = {"kernel": readable(kernel.name), "arch": arch, "threads": kernel.threads, **of_ptxas, "dynamic_shared": dynamic}
     row["blocks"] = blocks_per_multiprocessor(arch, row)
+    row.setdefault("serialised", 0)
     row["spill_bytes"] = row["spill_stores"] + row["spill_loads"]
     row["shared_bytes"] = row["static_shared"] + (dynamic or 0)
     row["local_in_loops"] = kernel.local_in_loops()
@@ -168,15 +174,15 @@ def row_of(kernel, arch, of_ptxas, facts):
 
 def trains_in_bf16(name, names):
     """Whether a step in bf16 with the sizes of kernels_of.cu runs the kernel: not float's twin of another, nor other sizes."""
-    if re.search(r"_facts<|Shape<bf16,32,|Shape<float|forward_kernel<ForwardShape<.*?>,true,", name): return False
+    if re.search(r"_facts<|Shape<bf16,32,|Shape<float|forward_kernel<\w*ForwardShape<.*?>,true,", name): return False
     base = name.split("<")[0]
-    return "bf16" in name or not any(other.startswith(base + "<") and "bf16" in other for other in names)
+    return "bf16" in name or "Warpgroup" in name or not any(other.startswith(base + "<") and "bf16" in other for other in names)
 
 
 def rows_of(nvcc, nvdisasm, unit, arch):
     kernels, of_ptxas = compile_unit(nvcc, nvdisasm, unit, arch)
     facts, names = facts_of(kernels), [readable(k.name) for k in kernels]
-    of_any_policy = {name: re.sub(r"(?<=,false>,)(false,)?\w+>$", r"\1Policy>", name) for name in names}
+    of_any_policy = {name: re.sub(r"(,false>,|Shape<\d+(?:,false)?>,)(false,)?\w+>$", r"\1\2Policy>", name) for name in names}
     return [row_of(k, arch, of_ptxas[k.name], facts.get(name) or facts.get(of_any_policy[name]))
             for name, k in sorted(zip(names, kernels), key=lambda both: both[0]) if trains_in_bf16(name, names)]
 

@@ -17,8 +17,9 @@ TARGET = re.compile(r"\((\.L_[\w$]+)\)")
 REGISTER = re.compile(r"\bR(\d+)(\.64)?")
 
 # What is counted: a name, and the opcodes without their modifiers. FP32 is what runs where fused multiply-adds do.
-KINDS = {"HMMA": {"HMMA"}, "LDSM": {"LDSM"}, "MUFU": {"MUFU"}, "FP32": {"FADD", "FMUL", "FFMA"}, "STS": {"STS"}, "LDS": {"LDS"},
+KINDS = {"HMMA": {"HMMA"}, "HGMMA": {"HGMMA"}, "LDSM": {"LDSM"}, "MUFU": {"MUFU"}, "FP32": {"FADD", "FMUL", "FFMA"}, "STS": {"STS"}, "LDS": {"LDS"},
          "SHFL": {"SHFL"}, "barriers": {"BAR"}, "fences": {"MEMBAR", "FENCE"}}
+PRODUCTS = {"HMMA", "HGMMA"}   # of tensor cores: by a warp, by a warpgroup
 KIND_OF = {opcode: kind for kind, opcodes in KINDS.items() for opcode in opcodes}
 LOADS = {"LD", "LDG", "ATOM", "ATOMG"}   # what comes from global memory into registers: a way to the L2 cache and back
 MOVES_AS_WIDE_AS_IT_SAYS = LOADS | {"STG", "ST", "LDS", "STS", "LDL", "STL", "RED", "REDG"}
@@ -34,7 +35,7 @@ class Kernel:
 
     def __init__(self, name, code, labels, threads=None):
         self.name, self.code, self.threads = name, code, threads
-        self.multiplies = any(opcode_of(i) == "HMMA" for i in code)
+        self.multiplies = any(opcode_of(i) in PRODUCTS for i in code)
         self._cut(labels)
         self._order()
         self._find_loops()
@@ -105,19 +106,19 @@ class Kernel:
         return max((h for h in self.loops if header in self.loops[h]), key=lambda h: len(self.loops[h]))
 
     def hot_loop(self):
-        """The header of the loop with the most HMMA of its own (not of a loop inside it); where there is none, with the most global
+        """The header of the loop with the most products of its own (not of a loop inside it); where there is none, with the most global
         loads, stores and copies; None without a loop. Of equals the smallest."""
         def own(header, opcodes):
             blocks = [b for b in self.loops[header] if self.innermost(b) == header]
             return sum(opcode_of(i) in opcodes for i in self.instructions(blocks))
-        for opcodes in ({"HMMA"}, {"LDG", "STG", "LDGSTS"}):
+        for opcodes in (PRODUCTS, {"LDG", "STG", "LDGSTS"}):
             best = max(self.loops, key=lambda h: (own(h, opcodes), -len(self.loops[h])), default=None)
             if best is not None and own(best, opcodes): return best
         return None
 
     def hot_path(self, header, hot, rounds=1):
-        """The blocks of one way through the loop with this header, or with None through the kernel, that has the most HMMA; of such
-        ways the most copies, stores and loads past the first-level cache (in a kernel without HMMA: all loads); of such the fewest
+        """The blocks of one way through the loop with this header, or with None through the kernel, that has the most products; of such
+        ways the most copies, stores and loads past the first-level cache (in a kernel without products: all loads); of such the fewest
         instructions. Copies, stores and loads of rare inner loops do not count, so that these are passed by: of all but `hot`,
         which runs `rounds` times, and those with loads past the first-level cache. A loop that sleeps waits for another block: nobody
         waits on this way. A block that traps is on no way."""
@@ -131,7 +132,7 @@ class Kernel:
             times = rounds if hot is not None and block in self.loops[hot] else 1
             code = self.instructions([block])
             moved = moves[block] if self.innermost(block) in frequent else 0
-            return times * sum(opcode_of(i) == "HMMA" for i in code), times * moved, -times * len(code)
+            return times * sum(opcode_of(i) in PRODUCTS for i in code), times * moved, -times * len(code)
 
         best, came_from, end = {}, {}, None
         start = header if header is not None else 0
@@ -220,6 +221,7 @@ def registers_of(instruction):
             if pair: width = 2
             elif "[" in operand: width = 1
             elif opcode == "HMMA": width = 2 if position == 2 else 4
+            elif opcode == "HGMMA": width = 4 if position == 1 else int(instruction.opcode.split("x")[1]) // 2
             elif opcode in MOVES_AS_WIDE_AS_IT_SAYS: width = width_of(instruction.opcode)
             elif opcode == "LDSM": width = 4
             else: width = 2 if opcode in {"DADD", "DMUL", "DFMA", "DSETP"} or ".WIDE" in instruction.opcode else 1

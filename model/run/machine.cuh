@@ -51,6 +51,7 @@ inline double measure_matmul(CPU) {
 // ---- GPU: finding and opening it, its memory and its measured ceiling
 
 #ifdef WITH_GPU
+#include "attention/kernel/wgmma.cuh"
 
 /// Shared by all operations of the stream; see Workspace.
 inline constexpr size_t WORKSPACE_BYTES = size_t(32) << 20;
@@ -140,6 +141,14 @@ inline std::string gpu_kind() {
     return text("%s, compute capability %d.%d", properties.name, properties.major, properties.minor);
 }
 
+/// Those of --attention-kernels on the current GPU, or mma with a line that says why.
+inline void choose_attention_kernels(const std::string& name, Ranks& ranks) {
+    if (ranks.first() && name == "wgmma" && !has_wgmma())
+        std::cerr << "note: attention multiplies by mma, not wgmma: "
+                  << (COMPILES_WGMMA ? gpu_kind() + " has no wgmma" : "this program was not compiled for sm_90a") << '\n';
+    attention_kernels() = name == "wgmma" && has_wgmma() ? AttentionKernels::wgmma : AttentionKernels::mma;
+}
+
 struct CardMemory {
     size_t total = 0, used = 0;
 };
@@ -170,7 +179,8 @@ inline void add_overheads(GPU device, std::vector<MemoryUse>& plan, size_t /*gat
 
 inline std::string describe(GPU device, int) {
     if (!device.stream) return "cuda: none here, a plan only";
-    return "cuda: " + gpu_kind() + ", " + human_bytes(double(gpu_properties().totalGlobalMem));
+    return "cuda: " + gpu_kind() + ", " + human_bytes(double(gpu_properties().totalGlobalMem)) +
+           (attention_kernels() == AttentionKernels::wgmma ? ", attention by wgmma" : "");
 }
 inline std::string describe_blas(GPU) { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }
 inline void warn(GPU) {}

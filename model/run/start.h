@@ -55,7 +55,7 @@ struct OutputOptions {
     bool plot = true, dry_run = false;
 };
 struct ParallelOptions {
-    std::string device = "auto";
+    std::string device = "auto", attention_kernels = "mma";
     int threads = 0, zero_stage = 0, recompute = 0, watchdog_seconds = 300;
     int64_t check_ranks_every = -1;
 };

@@ -2,6 +2,7 @@
 // same, rounded, inputs.
 #pragma once
 #include "tests/attention_problem.h"
+#include "tests/gpu/by_kernels.h"
 #include "tests/gpu/device_array.h"
 
 /// What the kernels in X may differ by from double. Rounding to bf16 (2^-9 each) happens to the weights P, to their gradients and
@@ -36,28 +37,6 @@ inline void check_gradients_of(const Gradients& is, const Gradients& should, Tol
     if (!should.tile.empty()) CHECK(difference(is.tile, should.tile, of_tiles) == "");
 }
 
-/// While it lives, the instructions that multiply in attention.
-class ByKernels {
-public:
-    explicit ByKernels(AttentionKernels chosen) : before_(attention_kernels()) { attention_kernels() = chosen; }
-    ~ByKernels() { attention_kernels() = before_; }
-    ByKernels(const ByKernels&) = delete;
-
-private:
-    AttentionKernels before_;
-};
-
-/// Calls check() for each kind of kernels that there is.
-template <class X, class P, class Check>
-void by_all_kernels(const Problem& p, const Check& check) {
-    for (const AttentionKernels kernels : {AttentionKernels::mma, AttentionKernels::wgmma}) {
-        if (kernels == AttentionKernels::wgmma && (p.HS < 64 || !MAY_USE_WARPGROUPS<X, 64, P> || !has_wgmma())) continue;
-        const ByKernels chosen(kernels);
-        INFO((kernels == AttentionKernels::mma ? "mma" : "wgmma"));
-        check();
-    }
-}
-
 template <class X, class P>
 void check_attention_by(const Problem& original, const P& policy) {
     const Problem p = rounded_problem<X>(original);
@@ -87,7 +66,7 @@ void check_attention_by(const Problem& original, const P& policy) {
 
 template <class X, class P>
 void check_attention_in(const Problem& p, const P& policy) {
-    by_all_kernels<X, P>(p, [&] { check_attention_by<X>(p, policy); });
+    by_all_kernels(MAY_USE_WARPGROUPS<X, 64, P> && p.HS >= 64, [&] { check_attention_by<X>(p, policy); });
 }
 
 /// Everything that both passes compute, to the last bit, in several orders.
@@ -112,7 +91,7 @@ void check_same_bits_by(const Problem& p, const P& policy) {
 
 template <class X, class P>
 void check_same_bits_on_gpu(const Problem& p, const P& policy) {
-    by_all_kernels<X, P>(p, [&] { check_same_bits_by<X>(p, policy); });
+    by_all_kernels(MAY_USE_WARPGROUPS<X, 64, P> && p.HS >= 64, [&] { check_same_bits_by<X>(p, policy); });
 }
 
 template <class P>

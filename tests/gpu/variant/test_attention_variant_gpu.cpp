@@ -2,6 +2,7 @@
 // rounded inputs. On a machine without a GPU it runs on the emulator.
 #include "tests/arrays_on.h"
 #include "tests/attention_case.h"
+#include "tests/gpu/by_kernels.h"
 
 namespace {
 
@@ -148,7 +149,7 @@ void check_layer(const Variant& variant, const LayerSizes& sizes, const std::vec
 
 void check_layer_in_both_types(const Variant& variant, const LayerSizes& sizes) {
     check_layer<float>(variant, sizes);
-    check_layer<bf16>(variant, sizes);
+    by_all_kernels(sizes.HS >= 64, [&] { check_layer<bf16>(variant, sizes); });
 }
 
 template <class X>
@@ -199,7 +200,7 @@ GPU_VARIANT_CASE(" attention on the GPU: one token, one tile, partial tiles, man
 
 GPU_VARIANT_CASE(" attention on the GPU: the same bits again", "[gpu][attention][variant]") {
     check_repeats<float>(variant, {1, 300, 2, 1, 32, {}});
-    check_repeats<bf16>(variant, {1, 300, 2, 1, 32, {}});
+    by_all_kernels(true, [&] { check_repeats<bf16>(variant, {1, 300, 2, 1, 64, {}}); });
 }
 
 GPU_VARIANT_CASE(" attention on the GPU: other settings", "[gpu][attention][variant]") {
