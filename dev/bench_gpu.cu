@@ -194,16 +194,17 @@ void bench_steps(Bench& bench, const Config& config, const Options& o, const Cei
                 baseline.whole.seconds / gated.whole.seconds);
 }
 
-/// The attention of a layer of B sequences and NH heads alone.
+/// The attention of a layer of B sequences and NH heads alone, by the instructions that attention_kernels() says.
 void bench_attention(Bench& bench, const char* variant, const Options& o, int B, int NH, int HS, const Ceilings& top) {
     const int T = o.attention_T;
+    const std::string name = std::string(variant) + (attention_kernels() == AttentionKernels::wgmma ? " wgmma" : "");
     Config c;
     c.V = 64, c.C = 64, c.L = 1, c.NH = c.NKV = NH, c.HS = HS, c.F = 64;
     Trainee<GPU, bf16> trainee(bench.device(), named(variant, all_variants_on_gpu()), c, B, T);
     trainee.launch_gradients();
     const auto [forward, backward] = trainee.time_attention([&](const auto& work) { return bench.time(work); });
     const double product = 2.0 * HS * B * trainee.gpt.net.layers[0].attention->expected_pairs(NH, T).pairs;
-    std::printf("| %-15s | %5d | %3d | %2d | %2d | %8.3f ms | %4.1f%% | %s %s %8.3f ms | %4.1f%% | %s %s\n", variant, T, HS, B, NH,
+    std::printf("| %-20s | %5d | %3d | %2d | %2d | %8.3f ms | %4.1f%% | %s %s %8.3f ms | %4.1f%% | %s %s\n", name.c_str(), T, HS, B, NH,
                 forward.seconds * 1e3, 100 * forward.spread / forward.seconds,
                 flops_columns(2 * product, forward.seconds, top).c_str(), card_columns(forward.card).c_str(), backward.seconds * 1e3,
                 100 * backward.spread / backward.seconds, flops_columns(5 * product, backward.seconds, top).c_str(),
@@ -213,11 +214,17 @@ void bench_attention(Bench& bench, const char* variant, const Options& o, int B,
 void bench_attention(Bench& bench, const Options& o, const Ceilings& top) {
     std::printf("\nAttention alone. TFLOP/s count visible pairs only: two products forward, five backward (the scores are computed "
                 "again).\n\n"
-                "| attention       |     T |  HS |  B | NH |     forward | +/-   | TFLOP/s | matmul |  MHz |   W |    backward | +/-   "
+                "| attention            |     T |  HS |  B | NH |     forward | +/-   | TFLOP/s | matmul |  MHz |   W |    backward | +/-   "
                 "| TFLOP/s | matmul |  MHz |   W |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     const int B = o.quick ? 1 : 4, NH = o.quick ? 2 : 12;
     for (const char* variant : {"causal", "sliding_window"})
-        for (int HS : {128, 64}) bench_attention(bench, variant, o, B, NH, HS, top);
+        for (int HS : {128, 64})
+            for (const AttentionKernels kernels : {AttentionKernels::mma, AttentionKernels::wgmma}) {
+                if (kernels == AttentionKernels::wgmma && !has_wgmma()) continue;
+                attention_kernels() = kernels;
+                bench_attention(bench, variant, o, B, NH, HS, top);
+            }
+    attention_kernels() = AttentionKernels::mma;
 }
 
 void run(const Options& o) {

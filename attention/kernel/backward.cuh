@@ -605,7 +605,7 @@ private:
         const int previous = shared_.previous;
         const bool first = previous == BackwardMemory::NO_TILE;
         constexpr int ROWS = 16 * Shape::DQ_TILES, WARPS_OF_ROWS = QUERIES / ROWS;
-        const int column0 = (WARPS_OF_ROWS * 16 == Shape::GROUP ? group0_ / Shape::GROUP : warp_ / WARPS_OF_ROWS) * Shape::DQ_COLUMNS;
+        const int column0 = (Shape::GROUP == GROUP_ROWS ? group0_ / GROUP_ROWS : warp_ / WARPS_OF_ROWS) * Shape::DQ_COLUMNS;
         const int i0 = visit.tile * QUERIES, row0 = warp_ % WARPS_OF_ROWS * ROWS, rows = a_.T - i0 - row0;
         float* const to = g_.dq.data + size_t(b_ * a_.T + i0 + row0 + lane_row()) * g_.dq.row + visit.h * HS + column0 + lane_column();
 #pragma unroll

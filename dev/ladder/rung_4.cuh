@@ -26,13 +26,10 @@ struct Rows {
     float total[2] = {};   // over the lane's own columns
 };
 
-/// One tile of keys: scores, weights relative to the greatest score so far, and the values times those. The warp's rows begin at
-/// row `i` of the sequence and row `row` of `q`, the keys at `j0`.
+/// Turns scores of a tile of keys into weights relative to the greatest score so far. The warp's rows begin at row `i` of the sequence,
+/// the keys at `j0`.
 template <int HS>
-__device__ __forceinline__ void absorb(Rows<HS>& rows, const SharedTile<bf16, QUERIES, HS>& q, int row,
-                                       const SharedTile<bf16, KEYS, HS>& k, const SharedTile<bf16, KEYS, HS>& v, int i, int j0) {
-    Accumulator<1, KEYS / 8> s;
-    rows_times_rows(s, q, row, k, 0);
+__device__ __forceinline__ void weigh(Rows<HS>& rows, Accumulator<1, KEYS / 8>& s, int i, int j0) {
     s.for_each([&](float& score, int r, int c) {
         if (j0 + c > i + r) score = -INFINITY;
     });
@@ -50,6 +47,15 @@ __device__ __forceinline__ void absorb(Rows<HS>& rows, const SharedTile<bf16, QU
             rows.total[half] += score;
         }
     }
+}
+
+/// One tile of keys: scores, weights, and the values times those. The warp's rows begin at row `row` of `q`.
+template <int HS>
+__device__ __forceinline__ void absorb(Rows<HS>& rows, const SharedTile<bf16, QUERIES, HS>& q, int row,
+                                       const SharedTile<bf16, KEYS, HS>& k, const SharedTile<bf16, KEYS, HS>& v, int i, int j0) {
+    Accumulator<1, KEYS / 8> s;
+    rows_times_rows(s, q, row, k, 0);
+    weigh(rows, s, i, j0);
 #pragma unroll
     for (int c = 0; c < KEYS; c += 16) {
         const FragmentA<bf16> weights[] = {s.template as_a<bf16>(0, c / 16)};

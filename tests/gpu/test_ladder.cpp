@@ -39,19 +39,21 @@ TEST_CASE("ladder of attention kernels against double", "[gpu][ladder]") {
         INFO("B " << p.B << ", T " << p.T << ", NH " << p.NH << ", HS " << p.HS);
         const Numbers expected = by_definition(p, raw, causal).out;
         for (const Rung& rung : FORWARD) {
+            if (!rung.exists()) continue;
             INFO("rung: " << rung.adds);
             const LadderOnGpu gpu(p);
-            rung.run(GPU{}, gpu.problem);
+            rung(GPU{}, gpu.problem);
             CHECK(difference(gpu.out.numbers(), expected, device_rounding<bf16>(p.T)) == "");
         }
         AttentionOn<CPU, double, Causal> on_cpu({}, p, Causal());
         on_cpu.forward();
         const Gradients gradients = on_cpu.backward();
         for (const Rung& rung : BACKWARD) {
+            if (!rung.exists()) continue;
             INFO("backward, rung: " << rung.adds);
             const LadderOnGpu gpu(p);
             rung_6::attention(GPU{}, gpu.problem);
-            rung.run(GPU{}, gpu.problem);
+            rung(GPU{}, gpu.problem);
             CHECK(difference(gpu.dq.numbers(), gradients.q, of_attention<bf16>(p)) == "");
             CHECK(difference(gpu.dk.numbers(), gradients.k, of_attention<bf16>(p)) == "");
             CHECK(difference(gpu.dv.numbers(), gradients.v, of_attention<bf16>(p)) == "");
