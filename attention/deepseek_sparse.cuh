@@ -36,6 +36,7 @@
 /// The kernel's mask: rows with at most `top` past keys see all of them; the others see the keys whose bits are set.
 struct ChosenPairs : Policy {
     int top;
+    PairBits bits;
     static constexpr Traits traits{.reads_bits = true};
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
         const Tile causal = causal_tile(i0, i1, j0, j1);
@@ -157,7 +158,7 @@ struct deepseek_sparse : Policy {
         template <class Device>
         BackwardScratch(Device device, const deepseek_sparse& p, std::byte* memory, const LayerShape& s)
             : allocator(memory), scaled(allocator.take<X>(p.distils() * p.index_shape(s).tokens() * p.index_shape(s).row())),
-              kernel(allocator.take<std::byte>(attention_workspace(device, p.pairs(), s.B, s.T, s.T, s.NH))) {}
+              kernel(allocator.take<std::byte>(attention_workspace(device, p.pairs({}), s.B, s.T, s.T, s.NH))) {}
     };
     template <class X, class Device>
     size_t workspace_bytes(Device device, const LayerShape& s) const {
@@ -167,7 +168,7 @@ struct deepseek_sparse : Policy {
 
     // ---- the layer
 
-    ChosenPairs pairs() const { return {*this, most()}; }
+    ChosenPairs pairs(const PairBits& bits) const { return {*this, most(), bits}; }
 
     template <class Device, class X>
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
@@ -183,7 +184,7 @@ struct deepseek_sparse : Policy {
             choose_keys(device, chosen, piece, in.documents, most());
         });
         list_chosen_tiles(device, chosen, in.B, in.NH);
-        attention_forward(device, pairs(), arguments(in, state, kept, statistics));
+        attention_forward(device, pairs(kept.bits), arguments(in, state, kept, statistics));
 
         W* const auxiliary = state.score_inputs.auxiliary;
         if (!auxiliary) return;
@@ -199,7 +200,8 @@ struct deepseek_sparse : Policy {
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const Kept<X> kept(*this, state.kept, in);
         const BackwardScratch<X> scratch(device, *this, workspace, in);
-        attention_backward(device, pairs(), arguments(in, state, kept, Statistics<X>{}), kernel_gradients(dout, to, scratch.kernel));
+        attention_backward(device, pairs(kept.bits), arguments(in, state, kept, Statistics<X>{}),
+                           kernel_gradients(dout, to, scratch.kernel));
         if (distils())
             index_weight_gradients(device, more.dweights, kept.gradients, index_shape(in), in, tensors, more.dloss, scratch.scaled);
     }
@@ -227,7 +229,7 @@ private:
     AttentionForward<X> arguments(const LayerInputs<X>& in, const LayerState<X>& state, const Kept<X>& kept,
                                   const Statistics<X>& statistics) const {
         AttentionForward<X> a = kernel_arguments(in, state, statistics);
-        a.bits = kept.bits, a.list = {kept.count, kept.list, tiles_of(in.T)};
+        a.list = {kept.count, kept.list, tiles_of(in.T)};
         return a;
     }
 };

@@ -223,7 +223,7 @@ struct Traits {
     bool gates_pairs = false;     // a factor in (0, 1) on the score or weight of a pair: pair_gate(), shown by a monitor
     bool gate_of_units = false;   // score() is the gate of hidden units that kernel/unit_gate.cuh computes in bf16; P::hidden_units is
                                   // their number, 0 if it is unknown at compile time
-    bool reads_bits = false;      // AttentionForward::bits replaces visible(): selection, causality and documents in one
+    bool reads_bits = false;      // P::bits replaces visible(): selection, causality and documents in one; has the functions of PairBits
     bool long_visible = false;    // visible() is too long to unroll over all pairs of a GPU thread
 
     // Of the data, for tolerances in tests.

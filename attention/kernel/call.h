@@ -2,7 +2,7 @@
 // tokens in the rows and columns of a tile, whether the tile is visited, and its visible pairs. Beside a mechanism's score, mask
 // and output gate (attention/mechanism.h), a call can differ in
 //     positions     rows and columns may be selected or permuted tokens
-//     mask          as data: a TileList, or PairBits
+//     mask          as data: a TileList, or the bits of a policy
 //     log-sum-exp   LSE as an output, its gradient as an input: several calls can make one softmax
 //     statistics    entropy of each row, its maximum in each tile, visible pairs, visited tiles, pair gates
 #pragma once
@@ -25,13 +25,14 @@ struct TileList {
 };
 
 /// A mask as data, pair by pair and the same for all heads: query i of sequence b sees key 64 t + c if bit c of its word t is set.
-/// For a policy with traits.reads_bits.
+/// The bits of a policy with traits.reads_bits.
 struct PairBits {
     uint64_t* words = nullptr;   // (B, T, tiles_of(T))
     int T = 0;
     constexpr explicit operator bool() const { return words != nullptr; }
     constexpr uint64_t& word(int b, int i, int tile) const { return words[(size_t(b) * T + i) * tiles_of(T) + tile]; }
-    constexpr bool sees(int b, int i, int j) const { return word(b, i, j / TILE) >> (j % TILE) & 1; }
+    constexpr uint64_t word(int b, int /*h*/, int i, int tile) const { return word(b, i, tile); }
+    constexpr bool sees(int b, int /*h*/, int i, int j) const { return word(b, i, j / TILE) >> (j % TILE) & 1; }
 };
 
 /// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key
@@ -71,7 +72,6 @@ struct AttentionForward {
     Wide<X>* reach = nullptr;          // (B, NH) written by the forward pass; a gate without it is computed by score()
 
     TileList list;                     // tiles of a mask that the policy does not compute
-    PairBits bits = {};                // pairs of such a mask
     const Wide<X>* gate = nullptr;     // (B, T, NH) factor on the output
     const int* q_position = nullptr;   // (B, NH, T) each row's token position; null: its index; -1: padding,
     const int* k_position = nullptr;   // (B, NH, S) which sees nothing and is seen by nothing
@@ -226,16 +226,16 @@ public:
         }
     };
 
-    /// visible() from a mask of bits, which includes the documents. Rows and columns past the end are allowed.
+    /// visible() from the policy's bits, which include the documents. Rows and columns past the end are allowed.
     struct ByBits {
         const TileWalk& walk;
         constexpr bool operator()(int i, int j) const {
-            return walk.a_.bits.sees(walk.b_, std::min(i, walk.a_.T - 1), std::min(j, walk.a_.S - 1));
+            return walk.policy_.bits.sees(walk.b_, walk.h_, std::min(i, walk.a_.T - 1), std::min(j, walk.a_.S - 1));
         }
     };
 
     /// Bits of row i, which must exist: column j is the lowest bit, followed by the columns to its right in the tile.
-    constexpr uint64_t bits(int i, int j) const { return a_.bits.word(b_, i, j / TILE) >> (j % TILE); }
+    constexpr uint64_t bits(int i, int j) const { return policy_.bits.word(b_, h_, i, j / TILE) >> (j % TILE); }
 
     /// Whether a function from with_visible() is long: it loads from arrays, or the policy has traits.long_visible.
     template <class Visible>
