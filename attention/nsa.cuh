@@ -6,7 +6,7 @@
 //     out_i = sum_c g_c,i out_c,i,   g = sigmoid(Wg x_i), one per branch, head and token
 // The choice of blocks has no gradient: its inputs are trained because cmp uses them too.
 // Every token chooses, as in the paper, whose kernel takes one token's query heads at a time and needs 16 or more that share keys. Here
-// rows of queries are gathered by the block that they chose, however few heads there are (nsa/selection.cuh). --nsa-choice 1 is our
+// tiles of queries take all blocks that any of theirs chose, however few heads there are (nsa/selection.cuh). --nsa-choice 1 is our
 // own, cheaper form: the 64 queries of a tile share their first token's choice.
 // The paper leaves open, and this file assumes:
 //   - phi: one hidden layer of HS units, GELU in its tanh form, no bias at the output.
@@ -52,15 +52,13 @@ struct NsaKept {
 };
 
 /// Scratch memory of either pass.
-template <class X, class Device>
+template <class X>
 struct NsaWork {
     using W = Wide<X>;
     BumpAllocator allocator;
-    Device device;
     LayerShape s;
     CompressShape blocks;
     const Selection& selection;
-    const Policy& policy;
     size_t score_numbers, attention_bytes;
     size_t tokens = size_t(s.B) * s.T, heads = tokens * s.NH, keys = tokens * s.NKV * s.HS, compressed = blocks.keys() * s.HS;
     CompressWork<X> compress{allocator, blocks};
@@ -72,12 +70,12 @@ struct NsaWork {
     W* dk_compressed = allocator.take<W>(compressed);                // (B, R, NKV, HS)
     X *dk_narrow = allocator.take<X>(compressed), *dv_compressed = allocator.take<X>(compressed);
     W* dgate[BRANCHES] = {allocator.take<W>(heads), allocator.take<W>(heads), allocator.take<W>(heads)};   // (B, T, NH)
-    SelectedAttention<Device, X> selected{device, allocator, s, selection, policy};
+    SelectionMask mask{allocator, s, selection};
     std::byte* attention = allocator.take<std::byte>(attention_bytes);
     int* positions = allocator.take<int>(size_t(s.B) * s.NH * blocks.grid.rows(s.T));   // (B, NH, R) of packed documents' compressed keys
 };
 
-/// The mask of cmp and win.
+/// The mask of cmp and win, and of slc where it is causal attention.
 struct NsaBranch : CompressedMask {
     static constexpr Traits traits{.gates_output = true};
 };
@@ -136,7 +134,14 @@ struct nsa : Policy {
     /// Compressed keys of packed documents are at the positions of their first tokens.
     NsaBranch branch(int which, const Documents& documents = {}) const {
         if (which == CMP) return {{*this, documents ? 1 : grid.d, grid.l - 1, INT_MAX}};
-        return {{*this, 1, 0, left}};
+        return {{*this, 1, 0, which == WIN ? left : INT_MAX}};
+    }
+    /// Calls use(policy, arguments) for a branch. The choice has been made.
+    template <class Device, class X, class Use>
+    void with_mask(Device device, int which, AttentionForward<X> a, const NsaKept<X>& kept, const NsaWork<X>& work, Use use) const {
+        if (which != SLC || selection.sees_all(a.T)) return use(branch(which, a.documents), a);
+        const SelectedBlocks policy = work.mask.apply(device, *this, a, kept.choice);
+        use(policy, a);
     }
 
     template <class X>
@@ -181,8 +186,8 @@ struct nsa : Policy {
         return kept_in(LayerState<X>{}, s).allocator.bytes();
     }
     template <class X, class Device>
-    NsaWork<X, Device> work_in(Device device, std::byte* memory, const LayerShape& s) const {
-        return {BumpAllocator(memory), device, s, blocks(s), selection, *this, importance_scratch(device, selection.choice(s), s.T),
+    NsaWork<X> work_in(Device device, std::byte* memory, const LayerShape& s) const {
+        return {BumpAllocator(memory), s, blocks(s), selection, importance_scratch(device, selection.choice(s), s.T),
                 attention_workspace(device, branch(WIN), s.B, s.T, s.T, NH)};
     }
     template <class X, class Device>
@@ -196,17 +201,18 @@ struct nsa : Policy {
     void forward(Device device, const LayerInputs<X>& in, const X* weights, LayerState<X>& state, std::byte* workspace,
                  const Statistics<X>& statistics) const {
         const NsaKept<X> kept = kept_in(state, in);
-        const NsaWork<X, Device> work = work_in<X>(device, workspace, in);
+        const NsaWork<X> work = work_in<X>(device, workspace, in);
         project(device, in, weights, kept, work.logits, {.documents = in.documents});
 
         const CompressShape shape = blocks(in, in.documents);
         compress_forward(device, kept.k, kept.k_hidden, keys(in, kept), weights, phi_k, shape, work.compress);
         compress_forward(device, kept.v, kept.v_hidden, values(in, kept), weights, phi_v, shape, work.compress);
         place_compressed(device, work.positions, shape, NH);
-        for (int which : {CMP, WIN})
-            attention_forward(device, branch(which, in.documents), arguments(which, in, kept, state, statistics, work.positions));
-        choose_blocks(device, in, kept, work.scores);
-        work.selected.forward(device, arguments(SLC, in, kept, state, statistics), kept.choice);
+        for (int which : {CMP, SLC, WIN}) {
+            if (which == SLC) choose_blocks(device, in, kept, work.scores);   // by cmp's results
+            with_mask(device, which, arguments(which, in, kept, state, statistics, work.positions), kept, work,
+                      [&](const auto& policy, const auto& a) { attention_forward(device, policy, a); });
+        }
         gated_sum(device, state.out, kept.branches, size_t(in.B) * in.T * NH, HS);
     }
 
@@ -237,7 +243,7 @@ struct nsa : Policy {
     void backward(Device device, const LayerInputs<X>& in, const X* weights, const LayerState<X>& state, const X* dout,
                   const QkvGradients<X>& to, ScoreInputGradients<X>& more, std::byte* workspace) const {
         const NsaKept<X> kept = kept_in(state, in);
-        const NsaWork<X, Device> work = work_in<X>(device, workspace, in);
+        const NsaWork<X> work = work_in<X>(device, workspace, in);
         const int BT = in.B * in.T;
         place_compressed(device, work.positions, blocks(in, in.documents), NH);
         auto branch_backward = [&](int which, Heads<Wide<X>> dq, Heads<Wide<X>> dk, Heads<X> dv) {
@@ -245,8 +251,7 @@ struct nsa : Policy {
             a.gate = kept.branches.gate[which];
             AttentionBackward<X> g = kernel_gradients(dout, {dq, dk, dv}, work.attention);
             g.dgate = work.dgate[which];
-            if (which == SLC) work.selected.backward(device, a, g, kept.choice);
-            else attention_backward(device, branch(which, in.documents), a, g);
+            with_mask(device, which, a, kept, work, [&](const auto& policy, const auto& of) { attention_backward(device, policy, of, g); });
         };
         branch_backward(WIN, to.q, to.k, to.v);
         branch_backward(SLC, {work.dq, size_t(NH) * HS}, {work.dk, kv()},
@@ -279,7 +284,7 @@ struct nsa : Policy {
         return {kept.branches.gate, kept.branches.gate + BRANCHES};
     }
 
-    /// Pairs and tiles of the three calls, for one sequence.
+    /// Pairs of the three calls, for one sequence, and the most tiles: of slc, queries that agree visit fewer.
     PairCount expected_pairs(int heads, int T) const {
         PairCount count = selection.expected_pairs(*this, T);
         for (int which : {CMP, WIN}) {
@@ -345,7 +350,7 @@ private:
     /// dk, dv (B, T, NKV, HS) from the gradients of the compressed keys and values.
     template <class Device, class Y, class X>
     void phi_backward(Device device, Heads<Y> dk, Heads<X> dv, Write write_v, const LayerInputs<X>& in, const X* weights,
-                      const NsaKept<X>& kept, ScoreInputGradients<X>& more, const NsaWork<X, Device>& work) const {
+                      const NsaKept<X>& kept, ScoreInputGradients<X>& more, const NsaWork<X>& work) const {
         const size_t row = kv();
         each_element(device, size_t(in.B) * grid.rows(in.T), int(row),
                     AddHeads<X, Wide<X>>{{work.dk_narrow, row}, {work.dk_compressed, row}, false});
