@@ -284,7 +284,8 @@ struct nsa : Policy {
         return {kept.branches.gate, kept.branches.gate + BRANCHES};
     }
 
-    /// Pairs of the three calls, for one sequence, and the most tiles: of slc, queries that agree visit fewer.
+    /// Pairs of the three calls, for one sequence; of tiles the most: in slc, queries that agree visit fewer.
+    bool expects_at_most() const { return selection.every == 1 && selection.blocks > 3; }
     PairCount expected_pairs(int heads, int T) const {
         PairCount count = selection.expected_pairs(*this, T);
         for (int which : {CMP, WIN}) {

@@ -96,7 +96,7 @@ struct seer_r : Policy {
     template <class W>
     struct Kept {
         BumpAllocator allocator;
-        int* choice;     // block_rows.cuh
+        int* choice;     // BlockChoice
         W *dwq, *dwk;    // gradients per unit of dloss
 
         Kept(const seer_r& p, std::byte* memory, const LayerShape& s)

@@ -15,7 +15,7 @@ std::vector<int> random_choice(const BlockChoice& c, const Selection& selection,
     for (int n = 0; n < c.B * c.choosers * c.T; n++) {
         const int t = n % c.T * selection.every, b = n / c.T / c.choosers, candidates = blocks.past(b, t) - 2;
         for (int block = 1, taken = 0; block <= candidates && taken < c.slots; block++)
-            if (candidates <= c.slots || random() % 3 == 0) choice[size_t(n) * c.slots + taken++] = blocks.first(b, t) + block;
+            if (int(random() % 1000) * candidates < 1000 * c.slots) choice[size_t(n) * c.slots + taken++] = blocks.first(b, t) + block;
     }
     return choice;
 }
@@ -56,6 +56,8 @@ void check_mask(int T, const Selection& selection, const std::vector<int>& start
                         wrong += policy.bits.sees(b, h, i, j) != sees || (walk.bits(i, j) & 1) != sees;
                         wrong += sees ? verdict == Tile::hidden : verdict == Tile::full;
                     }
+                    const bool touched = policy.bits.tiles(b, h / 2, i, tile / 64) >> (tile % 64) & 1;
+                    wrong += touched != (policy.bits.word(b, h, i, tile) != 0);
                     full += verdict == Tile::full;
                     const bool is_whole = i0 / TILE <= selection.blocks - 1 || tile == 0 || tile == i0 / TILE - 1 || selection.every != 1;
                     if (!documents && tile < i0 / TILE && is_whole) wrong += verdict == Tile::mixed;
@@ -72,8 +74,8 @@ TEST_CASE("nsa's mask: each query sees its blocks, and tiles without hidden pair
     check_mask(460, {5, TILE}, {}, 1);
     check_mask(460, {3, 1}, {}, 1);
     check_mask(460, {4, 1}, {0, 20, 100, 300}, 1);
-    check_mask(66 * TILE + 9, {6, 1}, {}, 41);
-    check_mask(66 * TILE + 9, {6, 1}, {0, 70, 64 * 9, 64 * 9 + 1}, 41);
+    check_mask(70 * TILE + 9, {6, 1}, {}, 7);
+    check_mask(70 * TILE + 9, {20, 1}, {0, 2, 64 * 69}, 7);
 }
 
 TEST_CASE("nsa's mask: where all blocks are chosen it is causal attention, without a list or bits", "[attention][nsa]") {
@@ -86,4 +88,18 @@ TEST_CASE("nsa's mask: where all blocks are chosen it is causal attention, witho
     BumpAllocator measure(nullptr);
     SelectionMask{measure, {1, 1024, 8, 2, 1, 8}, layer.policy.selection};
     CHECK(measure.bytes() == 0);
+}
+
+TEST_CASE("nsa expects the pairs that it visits, and no fewer tiles", "[attention][nsa]") {
+    const int T = 460, NH = 4;
+    for (double shared : {0, 1}) {
+        PolicyCase<double, nsa> layer({1, T, NH, 2, 8, {{"nsa_selected", 4}, {"nsa_choice", shared}}});
+        std::vector<double> pairs(size_t(BRANCHES) * NH * T), tiles(size_t(BRANCHES) * NH * tiles_of(T));
+        layer.statistics.pairs = pairs.data(), layer.statistics.tiles = tiles.data();
+        layer.forward();
+        const PairCount expected = layer.policy.expected_pairs(NH, T);
+        CHECK(sum_of(pairs) == expected.pairs);
+        CHECK((shared ? sum_of(tiles) == expected.tiles : sum_of(tiles) <= expected.tiles));
+        CHECK(layer.policy.expects_at_most() == !shared);
+    }
 }

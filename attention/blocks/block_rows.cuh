@@ -1,23 +1,15 @@
 // Turns each token's choice of key blocks into a list of the tokens that chose each block: rows of queries, block after block, the
 // tokens of a block ascending and padded to whole tiles, so that a tile of rows visits the tiles of one block and nothing else.
-// (Loop over key blocks first: Flash Sparse Attention, arXiv 2508.18224.) A choice is (B, choosers, T, slots) block numbers, per
-// token ascending, then -1; only blocks that end before the token. A chooser is a query head, or a group of heads together.
+// (Loop over key blocks first: Flash Sparse Attention, arXiv 2508.18224.)
 // A row's place in its tile depends on earlier tokens alone, so no sum depends on later ones.
 #pragma once
 #include <climits>
 #include <vector>
 
 #include "attention/kernel/rows.cuh"
+#include "attention/masks/choose_blocks.cuh"
 #include "model/base/error.h"
 #include "model/device/device.h"
-
-/// Sequences, tokens, query heads, choosers (NH or NKV), tokens of a block (a multiple of TILE), blocks that a token may choose.
-struct BlockChoice {
-    int B, T, NH, choosers, block, slots;
-    constexpr int blocks() const { return (T + block - 1) / block; }
-    constexpr size_t of_token(int b, int chooser, int t) const { return ((size_t(b) * choosers + chooser) * T + t) * slots; }
-    constexpr size_t size() const { return of_token(B, 0, 0); }
-};
 
 /// Fails if the choice has more rows than an int can count. `option` (`key`) sets the number of blocks per token.
 inline void require_countable(const BlockChoice& c, const char* option, const char* key, const char* way_out) {

@@ -85,7 +85,7 @@ void choose_by_scores(GPU device, int* choice, const MeanGate<X>& g) {
 
 #endif
 
-/// The choice (block_rows.cuh) of every query head: the past blocks with the greatest scores.
+/// The choice (BlockChoice) of every query head: the past blocks with the greatest scores.
 template <class Device, class X>
 void choose_by_means(Device device, int* choice, const MeanGate<X>& g) {
     const BlockChoice& c = g.choice;

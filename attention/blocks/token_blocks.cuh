@@ -24,7 +24,7 @@ public:
         kernel_ = allocator.take<std::byte>(attention_workspace(device, policy, s.B, std::max(s.T, rows_.count), s.T, s.NH));
     }
 
-    /// `forced` is a ForcedBlocks, `a` a call of the text without a mask, `choice` as in block_rows.cuh. The calls have different tiles, so
+    /// `forced` is a ForcedBlocks, `a` a call of the text without a mask, `choice` a BlockChoice. The calls have different tiles, so
     /// tile_max is not written.
     template <class P>
     void forward(Device device, const P& forced, AttentionForward<X> a, const int* choice) const {

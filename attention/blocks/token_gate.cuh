@@ -66,7 +66,7 @@ void token_gate_scores(Device device, const TokenGate<Wide<X>>& gate, const Laye
 
 // ---- the choice
 
-/// The choice (block_rows.cuh) of every key/value head: each token's blocks by the `rule` among its past ones. Teams are (b, head, t).
+/// The choice (BlockChoice) of every key/value head: each token's blocks by the `rule` among its past ones. Teams are (b, head, t).
 template <class W>
 struct ChooseByGate {
     using Number = W;

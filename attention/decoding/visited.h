@@ -1,7 +1,7 @@
 // Masks of decode steps: a row sees the keys, or the blocks of keys, that were chosen for it. `choosers` is the number of query heads, or
 // of groups of heads, that choose on their own.
 #pragma once
-#include "attention/blocks/token_blocks.cuh"
+#include "attention/blocks/forced_blocks.h"
 
 /// The chosen keys. With `chosen_rows` a row sees something only if its own key is chosen.
 struct VisitedKeys : Policy {

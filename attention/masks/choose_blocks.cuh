@@ -8,6 +8,15 @@
 
 #include "attention/masks/choice.cuh"
 
+/// The choices of all tokens: (B, choosers, T, slots) block numbers, only of blocks that end before the token. A chooser is a query head,
+/// or a group of heads together: choosers is NH or NKV. A block has a multiple of TILE tokens.
+struct BlockChoice {
+    int B, T, NH, choosers, block, slots;
+    constexpr int blocks() const { return (T + block - 1) / block; }
+    constexpr size_t of_token(int b, int chooser, int t) const { return ((size_t(b) * choosers + chooser) * T + t) * slots; }
+    constexpr size_t size() const { return of_token(B, 0, 0); }
+};
+
 /// Writes the choice to `to` (choice.top) from the scores of blocks 0 .. r, which are numbered from `first`. By a team (each_team()).
 template <class W>
 void choose_blocks(const ThreadTeam<W>&, int* to, const W* scores, const TileChoice& choice, int r, int first = 0) {

@@ -7,7 +7,6 @@
 #pragma once
 #include <vector>
 
-#include "attention/blocks/block_rows.cuh"
 #include "attention/kernel/cpu.h"
 #include "attention/masks/choose_blocks.cuh"
 #include "attention/nsa/compress.cuh"
@@ -146,7 +145,7 @@ private:
     std::vector<X> z_, shares_, scores_;  // (KEYS, TILE) twice and (blocks, TILE)
 };
 
-/// The choice (block_rows.cuh), one per group of heads: the candidates of `rule` with the greatest scores.
+/// The choice (BlockChoice), one per group of heads: the candidates of `rule` with the greatest scores.
 template <class X>
 void choose_by_importance(CPU, int* choice, const Importance<X>& s, const BlockChoice& c, const TileChoice& rule) {
     const int tiles = tiles_of(s.rows());

@@ -69,11 +69,7 @@ struct Selection {
     constexpr TileChoice rule(int T) const { return choice_of_blocks(slots(T)); }
 
     /// Row n of a choice belongs to token n * every.
-    BlockChoice choice(const LayerShape& s) const {
-        const BlockChoice c{s.B, rows(s.T), s.NH, s.NKV, TILE, sees_all(s.T) ? 0 : slots(s.T)};
-        require_countable(c, "--nsa-selected", "nsa_selected", "lower it");
-        return c;
-    }
+    BlockChoice choice(const LayerShape& s) const { return {s.B, rows(s.T), s.NH, s.NKV, TILE, sees_all(s.T) ? 0 : slots(s.T)}; }
     /// Whether a query in block r of its document sees block n, by its row of a choice. The document's first block is number `first`.
     bool sees(const int* chosen, int T, int first, int r, int n) const {
         return sees_all(T) || rule(T).forced(r, n) || std::find(chosen, chosen + slots(T), first + n) != chosen + slots(T);
