@@ -33,7 +33,7 @@ struct ChoiceOf {
     std::vector<int> keys(int t) const {
         std::vector<int> seen;
         for (int j = 0; j <= t / TILE * TILE + TILE - 1; j++)
-            if (bits.sees(0, 0, t, j)) seen.push_back(j);
+            if (bits.word(0, t, j / TILE) >> (j % TILE) & 1) seen.push_back(j);
         return seen;
     }
 };

@@ -567,6 +567,8 @@ private:
     template <class Hide>
     __device__ __forceinline__ void for_hidden_pairs(const TilePlace& part, Tile verdict, const Hide& hide) const {
         if (verdict == Tile::full && part.columns == Shape::WARP_KEYS) return;
+        if constexpr (P::traits.reads_bits)
+            if (verdict == Tile::mixed) return for_pairs_without_bits(part, hide);
         tiles(computed_here(part.h)).walk().with_visible(verdict, [&](auto visible) {
             const int i0 = computed_here(part.i0), j0 = computed_here(part.j0);
 #pragma unroll
@@ -579,6 +581,24 @@ private:
                         if (j >= a_.S || !visible(i, j)) hide(m, n, e);
                     }
         });
+    }
+
+    /// The same by the bits of each query.
+    template <class Hide>
+    __device__ __forceinline__ void for_pairs_without_bits(const TilePlace& part, const Hide& hide) const {
+        const auto walk = tiles(computed_here(part.h)).walk();
+        const int i0 = computed_here(part.i0), j0 = computed_here(part.j0);
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const uint64_t seen = walk.bits(min(i0 + 8 * n + lane_column() + side, a_.T - 1), j0);
+#pragma unroll
+                for (int key = 0; key < 2 * M; key++) {
+                    const int c = 8 * key + lane_row();
+                    if (j0 + c >= a_.S || !(seen >> c & 1)) hide(key / 2, n, key % 2 * 2 + side);
+                }
+            }
     }
 
     // ---- dQ and drow, in the order of the semaphores

@@ -32,7 +32,6 @@ struct PairBits {
     constexpr explicit operator bool() const { return words != nullptr; }
     constexpr uint64_t& word(int b, int i, int tile) const { return words[(size_t(b) * T + i) * tiles_of(T) + tile]; }
     constexpr uint64_t word(int b, int /*h*/, int i, int tile) const { return word(b, i, tile); }
-    constexpr bool sees(int b, int /*h*/, int i, int j) const { return word(b, i, j / TILE) >> (j % TILE) & 1; }
 };
 
 /// Any of these may be null. Entropy is in nats; a row that sees nothing has 0. tile_max is the largest z of the row in the key
@@ -226,31 +225,25 @@ public:
         }
     };
 
-    /// visible() from the policy's bits, which include the documents. Rows and columns past the end are allowed.
-    struct ByBits {
-        const TileWalk& walk;
-        constexpr bool operator()(int i, int j) const {
-            return walk.policy_.bits.sees(walk.b_, walk.h_, std::min(i, walk.a_.T - 1), std::min(j, walk.a_.S - 1));
-        }
-    };
-
+    static constexpr bool reads_bits = P::traits.reads_bits;
     /// Bits of row i, which must exist: column j is the lowest bit, followed by the columns to its right in the tile.
     constexpr uint64_t bits(int i, int j) const { return policy_.bits.word(b_, h_, i, j / TILE) >> (j % TILE); }
 
     /// Whether a function from with_visible() is long: it loads from arrays, or the policy has traits.long_visible.
     template <class Visible>
     static constexpr bool is_long() {
-        return std::is_same_v<Visible, ByArrays> || std::is_same_v<Visible, ByBits> || P::traits.long_visible;
+        return std::is_same_v<Visible, ByArrays> || P::traits.long_visible;
     }
 
     /// Calls use(visible), where visible(i, j) does no more work than the verdict and the arguments require. Rows and
-    /// columns past the end are allowed.
+    /// columns past the end are allowed. Not for mixed parts of a mask of bits().
     template <class Use>
     constexpr void with_visible(Tile verdict, Use use) const {
         if (verdict == Tile::full) return use([](int, int) { return true; });
-        if constexpr (P::traits.reads_bits) return use(ByBits{*this});
-        if (!positions() && !a_.documents) return use([this](int i, int j) { return policy_.visible(h_, i, j); });
-        use(ByArrays{*this});
+        if constexpr (!P::traits.reads_bits) {
+            if (!positions() && !a_.documents) return use([this](int i, int j) { return policy_.visible(h_, i, j); });
+            use(ByArrays{*this});
+        }
     }
 
     /// Calls visit(place, verdict) for every key tile that the query tile at i0 visits, in ascending order.

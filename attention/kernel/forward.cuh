@@ -40,9 +40,23 @@ __device__ __forceinline__ void mask_by(Accumulator<M, N>& s, Visible visible, i
     }
 }
 
+/// The same by bits, which are loaded once for each row. `rows` is the number of rows of the text.
 template <int M, int N, class Walk>
-__device__ __forceinline__ void mask(Accumulator<M, N>& s, const Walk& walk, const TilePlace& part, Tile verdict, int keys) {
+__device__ __forceinline__ void mask_by_bits(Accumulator<M, N>& s, const Walk& walk, int i0, int j0, int rows, int keys) {
+    uint64_t seen[2 * M];
+#pragma unroll
+    for (int n = 0; n < 2 * M; n++) seen[n] = walk.bits(min(i0 + 8 * n + lane_row(), rows - 1), j0);
+    s.for_each_of_lane([&](float& value, int n, int tile, int side) {
+        const int c = 8 * tile + lane_column() + side;
+        if (j0 + c >= keys || !(seen[n] >> c & 1)) value = -INFINITY;
+    });
+}
+
+template <int M, int N, class Walk>
+__device__ __forceinline__ void mask(Accumulator<M, N>& s, const Walk& walk, const TilePlace& part, Tile verdict, int rows, int keys) {
     if (verdict == Tile::full && part.columns == 8 * N) return;
+    if constexpr (Walk::reads_bits)
+        if (verdict == Tile::mixed) return mask_by_bits(s, walk, computed_here(part.i0), computed_here(part.j0), rows, keys);
     walk.with_visible(verdict, [&](auto visible) {
         constexpr bool LONG = Walk::template is_long<decltype(visible)>();
         mask_by<LONG>(s, visible, computed_here(part.i0), computed_here(part.j0), keys);
@@ -408,7 +422,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
                 start_rows_times_rows(s, shared.q, group0, shared.k[buffer], c0);
                 KeyTile::finish_products(s);
                 scores.template score<Counts::GATES>(s, gates, policy, a, walk, at, row0, buffer, c0);
-                mask(s, walk, part, verdict, a.S);
+                mask(s, walk, part, verdict, a.T, a.S);
                 statistics.add_gates(s, gates);
                 // Softmax
                 softmax.raise_maxima(s, to_z * LOG2_E, statistics);

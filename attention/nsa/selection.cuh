@@ -24,10 +24,6 @@ struct BlockBits {
     /// The first token of query i's document. Its blocks begin in the tile of their number, first_token() % TILE tokens after it.
     constexpr int first_token(int b, int i) const { return documents ? documents.at(b, i) : 0; }
 
-    constexpr bool sees(int b, int h, int i, int j) const {
-        const int first = first_token(b, i);
-        return first <= j && j <= i && has(b, h, i, (j - first % TILE) / TILE);
-    }
     /// Bit c: whether query i sees key c of the tile, which is its own or an earlier one.
     constexpr uint64_t word(int b, int h, int i, int tile) const {
         const int offset = first_token(b, i) % TILE;
