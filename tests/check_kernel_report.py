@@ -56,7 +56,8 @@ CODE = """
     EXIT
 .L_x_6:
     BRA `(.L_x_6)"""
-LOG = """ptxas info    : Compiling entry function 'k' for 'sm_90'
+LOG = """ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the function 'k'
+ptxas info    : Compiling entry function 'k' for 'sm_90'
 ptxas info    : Function properties for k
     8 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads
 ptxas info    : Function properties for a_function_that_it_calls
@@ -65,8 +66,8 @@ ptxas info    : Used 246 registers, used 1 barriers, 8 bytes cumulative stack si
 # The hot path runs the loop of the products twice and leaves out mask, trap and wait.
 COUNTED = {
     "kernel": "k", "arch": "sm_90", "threads": 128, "registers": 246, "spill_stores": 12, "spill_loads": 20, "spill_bytes": 32,
-    "local_in_loops": 1, "static_shared": 512, "dynamic_shared": 55296, "shared_bytes": 55808, "blocks": 2, "instructions": 21,
-    "HMMA": 2, "LDSM": 2, "MUFU": 2, "FP32": 0, "STS": 0, "LDS": 0, "SHFL": 0, "barriers": 1, "fences": 0, "other": 14,
+    "serialised": 1, "local_in_loops": 1, "static_shared": 512, "dynamic_shared": 55296, "shared_bytes": 55808, "blocks": 2, "instructions": 21,
+    "HMMA": 2, "HGMMA": 0, "LDSM": 2, "MUFU": 2, "FP32": 0, "STS": 0, "LDS": 0, "SHFL": 0, "barriers": 1, "fences": 0, "other": 14,
     "shared_cycles": 12, "copy_block": 2, "loop_bytes": 384, "serial_loads": 2,
     "serial_on_any_way": 3, "predicted": None,
 }
