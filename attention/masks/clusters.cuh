@@ -7,6 +7,9 @@
 #include <cmath>
 
 #include "attention/scores/each_element.cuh"
+#ifdef WITH_GPU
+#include "attention/kernel/features.cuh"
+#endif
 
 struct ClusterShape {
     int B, T, NH, HS;
@@ -231,10 +234,76 @@ struct NearestCentroids {
     }
 };
 /// Writes nearest (B, NH, T), except for local heads.
-template <class Device, class X>
-void nearest_centroids(Device device, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+template <class X>
+void nearest_centroids(CPU device, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
     each_element(device, size_t(s.B) * s.routed() * s.T, 1, NearestCentroids<X>{nearest, {in.q_pre, in.qk_row}, centroids, s});
 }
+
+#ifdef WITH_GPU
+
+template <class X, int HS>
+struct NearestShared {
+    SharedTile<X, TILE, HS> q, centroids;
+    float mean[TILE], sum[TILE], inverse[TILE];   // of the queries; of the centroids, and 1 / |mu|
+
+    /// What the cosines need besides the products, of row `r` of either tile.
+    __device__ void describe(int r) {
+        float of_query = 0, total = 0, squares = 0;
+        for (int d = 0; d < HS; d++) {
+            const float mu = to_float(*centroids.at(r, d));
+            of_query += to_float(*q.at(r, d)), total += mu, squares += mu * mu;
+        }
+        mean[r] = of_query / HS, sum[r] = total, inverse[r] = squares > 0 ? rsqrtf(squares) : 0;
+    }
+};
+
+/// A block has TILE tokens of a routed head, and all centroids in tiles: <n, mu> / rstd = <q, mu> - mean(q) sum(mu), and rstd decides
+/// nothing. Grid (tiles, routed heads, B).
+template <class X, int HS>
+__global__ void __launch_bounds__(2 * TILE)
+    nearest_centroids_kernel(int* nearest, const Heads<const X> q, const X* centroids, const ClusterShape s) {
+    constexpr int THREADS = 2 * TILE;
+    auto& shared = dynamic_shared<NearestShared<X, HS>>();
+    const int t0 = int(blockIdx.x) * TILE, h = s.local + int(blockIdx.y), b = int(blockIdx.z);
+    float greatest[2] = {-1e30f, -1e30f};
+    int best[2] = {};
+    copy_rows<THREADS>(shared.q, q.data + h * HS, int(q.row), b * s.T + t0, s.T - t0);
+    for (int c0 = 0; c0 < s.clusters; c0 += TILE) {
+        copy_rows<THREADS>(shared.centroids, centroids + s.centroid(h, 0), HS, c0, s.clusters - c0);
+        wait_for_copies();
+        __syncthreads();
+        if (threadIdx.x < TILE) shared.describe(int(threadIdx.x));
+        Accumulator<1, TILE / 8> products;
+        rows_times_rows(products, shared.q, warp_row(), shared.centroids, 0);
+        __syncthreads();
+        products.for_each_of_lane([&](float product, int n, int tile, int side) {
+            const int c = 8 * tile + lane_column() + side;
+            const float cosine = (product - shared.mean[warp_row() + 8 * n + lane_row()] * shared.sum[c]) * shared.inverse[c];
+            if (c0 + c < s.clusters && cosine > greatest[n]) greatest[n] = cosine, best[n] = c0 + c;
+        });
+        __syncthreads();   // the tile has been used
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        for (int lanes = 1; lanes < 4; lanes *= 2) {
+            const float other = __shfl_xor_sync(ALL_LANES, greatest[n], lanes);
+            const int index = __shfl_xor_sync(ALL_LANES, best[n], lanes);
+            if (other > greatest[n] || (other == greatest[n] && index < best[n])) greatest[n] = other, best[n] = index;
+        }
+        const int t = t0 + warp_row() + 8 * n + lane_row();
+        if (lane_column() == 0 && t < s.T) nearest[s.list(b, h) + t] = best[n];
+    }
+}
+
+template <class X>
+void nearest_centroids(GPU device, int* nearest, const LayerInputs<X>& in, const X* centroids, const ClusterShape& s) {
+    for_head_size(s.HS, [&](auto HS) {
+        launch(device, nearest_centroids_kernel<X, HS>, Grid(tiles_of(s.T), s.routed(), s.B), 2 * TILE, sizeof(NearestShared<X, HS>),
+               nearest, Heads<const X>{in.q_pre, in.qk_row}, centroids, s);
+    });
+}
+
+#endif
 
 /// Number of n ascending numbers less than `bound`.
 constexpr int count_less(const int* ascending, int n, int bound) {
