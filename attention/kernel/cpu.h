@@ -255,6 +255,41 @@ void transpose_tile(X* to, const X* from, int HS) {
             for (int j = j0; j < j0 + rows; j++) to[d * TILE + j] = from[j * HS + d];
 }
 
+/// The rows of a tile masked by bits that see any of its keys, packed for the products. Rows of zeros fill up the last square: a row's
+/// result may depend on the number of rows in a product, and must not depend on what later rows see.
+class SeeingRows {
+public:
+    template <class X, class P>
+    SeeingRows(const TileWalk<X, P>& walk, const TilePlace& at) : at_(at) {
+        for (int r = 0; r < at.rows; r++)
+            if (walk.bits(at.i0 + r, at.j0)) rows_[count_++] = r;
+    }
+    int count() const { return count_; }
+    int padded() const { return (count_ + SQUARE - 1) / SQUARE * SQUARE; }
+
+    /// to (padded(), HS) = these rows of `from` (TILE, HS).
+    template <class X>
+    void pack(X* to, const X* from, int HS) const {
+        for (int n = 0; n < count_; n++) std::copy_n(from + rows_[n] * HS, HS, to + n * HS);
+        std::fill(to + count_ * HS, to + padded() * HS, X(0));
+    }
+    /// These rows of `to` (TILE, HS) += from (count(), HS).
+    template <class X>
+    void add(X* to, const X* from, int HS) const {
+        for (int n = 0; n < count_; n++)
+            for (int d = 0; d < HS; d++) to[rows_[n] * HS + d] += from[n * HS + d];
+    }
+    /// Calls use(row, at) for each row: its place in the score matrix, and where its pairs begin in a packed (TILE, TILE) array.
+    template <class Use>
+    void each(Use use) const {
+        for (int n = 0; n < count_; n++) use(at_.part(rows_[n], 0, 1, at_.columns), n * TILE);
+    }
+
+private:
+    TilePlace at_;
+    int rows_[TILE], count_ = 0;   // within the tile, ascending
+};
+
 /// One tile of keys in the layouts that a pass reads; null for layouts that it does not. Rows are (TILE, HS), transposed ones (HS, TILE):
 /// a product takes half as long again if the library has to transpose its right factor.
 template <class X>
@@ -323,10 +358,11 @@ private:
 template <class X>
 struct QueryTile {
     std::vector<X> q, z, sums;        // (TILE, HS), (TILE, TILE), (TILE, HS) of exp(z - largest) v
+    std::vector<X> packed;            // (TILE, HS) some rows of q, then what a key tile adds to their sums
     std::vector<OnlineRow<X>> rows;   // (TILE)
     int visited = 0;                  // key tiles
 
-    explicit QueryTile(int HS) : q(size_t(TILE) * HS), z(TILE * TILE), sums(size_t(TILE) * HS), rows(TILE) {}
+    explicit QueryTile(int HS) : q(size_t(TILE) * HS), z(TILE * TILE), sums(q.size()), packed(q.size()), rows(TILE) {}
 };
 
 /// Resumes a row from out, lse and the statistics of an earlier call, which count as one key of weight exp(lse). `sums` has HS elements;
@@ -364,23 +400,50 @@ void band_scores(X* z, const P& policy, const AttentionForward<X>& a, const Tile
     modify_and_mask(z, policy, a, walk, band, verdict);
 }
 
-/// Adds the keys of a band to the softmax of its rows.
+/// Turns z of a band into exp(z - largest) in place, and counts it in the softmax of its rows, whose sums are rescaled.
 template <class X, class P>
-void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band, Tile verdict,
-                const KeyTile<X>& keys, QueryTile<X>& tile) {
-    const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE, width = whole_packs<X>(band.columns);
-    X *const z = &tile.z[r0 * TILE + c0], *const sums = &tile.sums[r0 * HS];
-    band_scores(z, policy, a, walk, band, verdict, &tile.q[r0 * HS], HS, keys.k_transposed + c0);
+void absorb_band(X* z, const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band,
+                 QueryTile<X>& tile) {
+    const int r0 = band.i0 % TILE, width = whole_packs<X>(band.columns);
     for (int r = 0; r < band.rows; r++) {
-        X* row = z + r * TILE;
+        X *const row = z + r * TILE, *const sums = &tile.sums[(r0 + r) * a.HS];
         if (a.statistics.tile_max) write_peak(a, band, r, row);
         if (P::traits.gates_pairs && a.statistics.pair_gate)
             tile.rows[r0 + r].pair_gates += sum_of_pair_gates(policy, a, walk, band, r, row);
         const X rescale = absorb(tile.rows[r0 + r], row, width, a.statistics);
         if (rescale == X(1)) continue;
-        for (int d = 0; d < HS; d++) sums[r * HS + d] *= rescale;
+        for (int d = 0; d < a.HS; d++) sums[d] *= rescale;
     }
-    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, X(1), z, TILE, keys.v + c0 * HS, HS, X(1), sums, HS);
+}
+
+/// Adds the keys of a band to the softmax of its rows.
+template <class X, class P>
+void visit_band(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& band, Tile verdict,
+                const KeyTile<X>& keys, QueryTile<X>& tile) {
+    const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE;
+    X* const z = &tile.z[r0 * TILE + c0];
+    band_scores(z, policy, a, walk, band, verdict, &tile.q[r0 * HS], HS, keys.k_transposed + c0);
+    absorb_band(z, policy, a, walk, band, tile);
+    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, X(1), z, TILE, keys.v + c0 * HS, HS, X(1), &tile.sums[r0 * HS],
+         HS);
+}
+
+/// The same for a tile masked by bits, with packed rows.
+template <class X, class P>
+void visit_seeing_rows(const P& policy, const AttentionForward<X>& a, const TileWalk<X, P>& walk, const TilePlace& at,
+                       const KeyTile<X>& keys, QueryTile<X>& tile) {
+    const int HS = a.HS;
+    const SeeingRows rows(walk, at);
+    X *const packed = tile.packed.data(), *const z = tile.z.data();
+    rows.pack(packed, tile.q.data(), HS);
+    gemm(Transpose::no, Transpose::no, rows.padded(), whole_packs<X>(at.columns), HS, X(1) / std::sqrt(X(HS)), packed, HS,
+         keys.k_transposed, TILE, X(0), z, TILE);
+    rows.each([&](const TilePlace& row, int n) {
+        modify_and_mask(z + n, policy, a, walk, row, Tile::mixed);
+        absorb_band(z + n, policy, a, walk, row, tile);
+    });
+    gemm(Transpose::no, Transpose::no, rows.padded(), HS, at.columns, X(1), z, TILE, keys.v, HS, X(0), packed, HS);
+    rows.add(tile.sums.data(), packed, HS);
 }
 
 /// A kernel call with the order of its rows.
@@ -398,6 +461,8 @@ struct ForwardCall {
         walk.each_tile(i0, [&](const TilePlace& place, Tile verdict) {
             tile.visited++;
             const KeyTile<X> key_tile = keys.tile(place.j0 / TILE);
+            if constexpr (P::traits.reads_bits)
+                if (verdict == Tile::mixed) return visit_seeing_rows(policy, a, walk, place, key_tile, tile);
             each_band(walk, place, verdict,
                       [&](const TilePlace& band) { visit_band(policy, a, walk, band, verdict, key_tile, tile); });
         });
@@ -491,11 +556,12 @@ struct BackwardWorkspace {
     std::vector<X> q, dout, dq;                       // (TILE, HS); with a gate dout is g dO'
     std::vector<X> lse, D;                            // (TILE)
     std::vector<X> hidden, a, p, dz;                  // (TILE, TILE); 0 or HIDDEN, raw scores, probabilities, dL/dP and dL/da
-    std::vector<X> dkeys;                             // (TILE, HS) for a key tile whose rows are scattered in memory
+    std::vector<X> packed_q, packed_dout;             // (TILE, HS) some rows of q and dout
+    std::vector<X> product;                           // (TILE, HS) to be added to rows that are scattered in memory
     std::unique_ptr<Pack<X>[]> head_sums, row_sums;   // no std::vector: nvcc rejects SIMD vectors in its constexpr members
 
     BackwardWorkspace(const AttentionForward<X>& f, const Features& n) : started(tiles_of(f.S)) {
-        for (std::vector<X>* rows : {&q, &dout, &dq, &dkeys}) rows->resize(size_t(TILE) * f.HS);
+        for (std::vector<X>* rows : {&q, &dout, &dq, &packed_q, &packed_dout, &product}) rows->resize(size_t(TILE) * f.HS);
         for (std::vector<X>* numbers : {&lse, &D}) numbers->resize(TILE);
         for (std::vector<X>* tile : {&hidden, &a, &p, &dz}) tile->resize(TILE * TILE);
         head_sums = std::make_unique<Pack<X>[]>(size_t(f.NH / f.NKV) * n.head), row_sums = std::make_unique<Pack<X>[]>(n.row);
@@ -545,21 +611,43 @@ void backward_pairs(const P& policy, const AttentionForward<X>& a, const Attenti
     if (f.tile) g.dtile[tile_bias_at(a, at)] += sum<X>(tile_sums);
 }
 
+/// Raw scores and dP of `rows` rows of q and dout and `width` keys, from column c0 of their tile on.
+template <class X>
+void raw_pairs(const BandOfTiles<X>& tile, int rows, int width, int HS, const X* q, const X* dout, const KeyTile<X>& keys, int c0) {
+    gemm(Transpose::no, Transpose::no, rows, width, HS, X(1) / std::sqrt(X(HS)), q, HS, keys.k_transposed + c0, TILE, X(0), tile.a,
+         TILE);
+    gemm(Transpose::no, Transpose::no, rows, width, HS, X(1), dout, HS, keys.v_transposed + c0, TILE, X(0), tile.dz, TILE);
+}
+
 /// Computes P and dL/da of a band, and its keys' contribution to dq.
 template <class X, class P>
 void backward_band(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
                    const TilePlace& band, Tile verdict, const KeyTile<X>& keys, BackwardWorkspace<X>& w) {
-    const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE, width = whole_packs<X>(band.columns);
-    const X scale = X(1) / std::sqrt(X(HS));
+    const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE;
     const BandOfTiles<X> tile(w, r0 * TILE + c0);
-    gemm(Transpose::no, Transpose::no, band.rows, width, HS, scale, &w.q[r0 * HS], HS, keys.k_transposed + c0, TILE, X(0), tile.a,
-         TILE);
-    gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1), &w.dout[r0 * HS], HS, keys.v_transposed + c0, TILE, X(0),
-         tile.dz, TILE);
+    raw_pairs(tile, band.rows, whole_packs<X>(band.columns), HS, &w.q[r0 * HS], &w.dout[r0 * HS], keys, c0);
     hide(tile.hidden, walk, band, verdict);
     backward_pairs(policy, a, g, walk, band, tile, w);
-    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, scale, tile.dz, TILE, keys.k + c0 * HS, HS, X(1),
+    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, X(1) / std::sqrt(X(HS)), tile.dz, TILE, keys.k + c0 * HS, HS, X(1),
          &w.dq[r0 * HS], HS);
+}
+
+/// The same for a tile masked by bits, with packed rows. Returns their number.
+template <class X, class P>
+int backward_seeing_rows(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
+                         const TilePlace& at, const KeyTile<X>& keys, BackwardWorkspace<X>& w) {
+    const int HS = a.HS;
+    const SeeingRows rows(walk, at);
+    rows.pack(w.packed_q.data(), w.q.data(), HS), rows.pack(w.packed_dout.data(), w.dout.data(), HS);
+    raw_pairs(BandOfTiles<X>(w, 0), rows.padded(), whole_packs<X>(at.columns), HS, w.packed_q.data(), w.packed_dout.data(), keys, 0);
+    rows.each([&](const TilePlace& row, int n) {
+        hide(&w.hidden[n], walk, row, Tile::mixed);
+        backward_pairs(policy, a, g, walk, row, BandOfTiles<X>(w, n), w);
+    });
+    gemm(Transpose::no, Transpose::no, rows.padded(), HS, at.columns, X(1) / std::sqrt(X(HS)), w.dz.data(), TILE, keys.k, HS, X(0),
+         w.product.data(), HS);
+    rows.add(w.dq.data(), w.product.data(), HS);
+    return rows.count();
 }
 
 template <class X, class P, class Rows, class KeyRows>
@@ -599,14 +687,19 @@ private:
         start(b, h, i0, rows, w);
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
             const KeyTile<X> key_tile = key_tiles.tile(at.j0 / TILE);
-            if (verdict == Tile::mixed) std::fill(w.p.begin(), w.p.end(), X(0)), std::fill(w.dz.begin(), w.dz.end(), X(0));
             if (f.tile) g.dtile[tile_bias_at(a, at)] = X(0);
+            if constexpr (P::traits.reads_bits)
+                if (verdict == Tile::mixed) {
+                    const int count = backward_seeing_rows(policy, a, g, walk, at, key_tile, w);
+                    return add_to_keys({b, h, i0, at.j0, count, at.columns}, w.packed_q.data(), w.packed_dout.data(), w);
+                }
+            if (verdict == Tile::mixed) std::fill(w.p.begin(), w.p.end(), X(0)), std::fill(w.dz.begin(), w.dz.end(), X(0));
             int begin = TILE, end = 0;   // the range of columns over all bands
             each_band(walk, at, verdict, [&](const TilePlace& band) {
                 backward_band(policy, a, g, walk, band, verdict, key_tile, w);
                 begin = std::min(begin, band.j0 % TILE), end = std::max(end, band.j0 % TILE + band.columns);
             });
-            if (end > begin) add_to_keys({b, h, i0, at.j0 + begin, rows, end - begin}, w);
+            if (end > begin) add_to_keys({b, h, i0, at.j0 + begin, rows, end - begin}, w.q.data(), w.dout.data(), w);
         });
         for (int r = 0; r < rows; r++) {
             const int token = queries.token(b, h, i0 + r);
@@ -634,12 +727,12 @@ private:
         }
     }
 
-    /// Adds P^T dout to dv and scale (dL/da)^T q to dk for the keys of `at`, columns of one tile.
-    void add_to_keys(const TilePlace& at, BackwardWorkspace<X>& w) const {
+    /// Adds P^T dout to dv and scale (dL/da)^T q to dk for the keys of `at`, columns of one tile. q and dout have at.rows rows.
+    void add_to_keys(const TilePlace& at, const X* q, const X* dout, BackwardWorkspace<X>& w) const {
         const int c0 = at.j0 % TILE, kv = at.h / (a.NH / a.NKV), tile = at.j0 / TILE;
         if (write == Write::overwrite && !std::exchange(w.started[tile], 1)) clear_keys(at.b, kv, tile);
-        add_products(at, g.dv, X(1), &w.p[c0], w.dout.data(), w);
-        add_products(at, g.dk, X(1) / std::sqrt(X(a.HS)), &w.dz[c0], w.q.data(), w);
+        add_products(at, g.dv, X(1), &w.p[c0], dout, w);
+        add_products(at, g.dk, X(1) / std::sqrt(X(a.HS)), &w.dz[c0], q, w);
     }
 
     /// to += scale pairs^T rows; in place if the keys' rows are contiguous.
@@ -649,10 +742,10 @@ private:
         if constexpr (RowPlaces<KeyRows>::in_order)
             return gemm(Transpose::yes, Transpose::no, at.columns, a.HS, at.rows, scale, pairs, TILE, rows, a.HS, X(1),
                         home(to, keys, at.b, kv, at.j0), to.row);
-        gemm(Transpose::yes, Transpose::no, at.columns, a.HS, at.rows, scale, pairs, TILE, rows, a.HS, X(0), w.dkeys.data(), a.HS);
+        gemm(Transpose::yes, Transpose::no, at.columns, a.HS, at.rows, scale, pairs, TILE, rows, a.HS, X(0), w.product.data(), a.HS);
         for (int j = 0; j < at.columns; j++) {
             const int token = keys.token(at.b, at.h, at.j0 + j);
-            if (token >= 0) put(to, keys, at.b, kv, token, &w.dkeys[j * a.HS]);
+            if (token >= 0) put(to, keys, at.b, kv, token, &w.product[j * a.HS]);
         }
     }
 
