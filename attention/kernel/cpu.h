@@ -255,8 +255,8 @@ void transpose_tile(X* to, const X* from, int HS) {
             for (int j = j0; j < j0 + rows; j++) to[d * TILE + j] = from[j * HS + d];
 }
 
-/// The rows of a tile masked by bits that see any of its keys, packed for the products. Rows of zeros fill up the last square: a row's
-/// result may depend on the number of rows in a product, and must not depend on what later rows see.
+/// The rows of a tile masked by bits that see any of its keys, packed for the products. These take SQUARE rows at a time, zeros after the
+/// last: a row's bits may depend on the number of rows in a product, and must not depend on what later rows see.
 class SeeingRows {
 public:
     template <class X, class P>
@@ -265,13 +265,18 @@ public:
             if (walk.bits(at.i0 + r, at.j0)) rows_[count_++] = r;
     }
     int count() const { return count_; }
-    int padded() const { return (count_ + SQUARE - 1) / SQUARE * SQUARE; }
 
-    /// to (padded(), HS) = these rows of `from` (TILE, HS).
+    /// to = these rows of `from` (TILE, HS).
     template <class X>
     void pack(X* to, const X* from, int HS) const {
         for (int n = 0; n < count_; n++) std::copy_n(from + rows_[n] * HS, HS, to + n * HS);
-        std::fill(to + count_ * HS, to + padded() * HS, X(0));
+        std::fill(to + count_ * HS, to + (count_ + SQUARE - 1) / SQUARE * SQUARE * HS, X(0));
+    }
+    /// to (rows, N) = scale from (rows, K) b (K, N).
+    template <class X>
+    void multiply(X* to, size_t to_row, int N, int K, X scale, const X* from, size_t from_row, const X* b, size_t b_row) const {
+        for (int n = 0; n < count_; n += SQUARE)
+            gemm(Transpose::no, Transpose::no, SQUARE, N, K, scale, from + n * from_row, from_row, b, b_row, X(0), to + n * to_row, to_row);
     }
     /// These rows of `to` (TILE, HS) += from (count(), HS).
     template <class X>
@@ -436,13 +441,12 @@ void visit_seeing_rows(const P& policy, const AttentionForward<X>& a, const Tile
     const SeeingRows rows(walk, at);
     X *const packed = tile.packed.data(), *const z = tile.z.data();
     rows.pack(packed, tile.q.data(), HS);
-    gemm(Transpose::no, Transpose::no, rows.padded(), whole_packs<X>(at.columns), HS, X(1) / std::sqrt(X(HS)), packed, HS,
-         keys.k_transposed, TILE, X(0), z, TILE);
+    rows.multiply(z, TILE, whole_packs<X>(at.columns), HS, X(1) / std::sqrt(X(HS)), packed, HS, keys.k_transposed, TILE);
     rows.each([&](const TilePlace& row, int n) {
         modify_and_mask(z + n, policy, a, walk, row, Tile::mixed);
         absorb_band(z + n, policy, a, walk, row, tile);
     });
-    gemm(Transpose::no, Transpose::no, rows.padded(), HS, at.columns, X(1), z, TILE, keys.v, HS, X(0), packed, HS);
+    rows.multiply(packed, HS, HS, at.columns, X(1), z, TILE, keys.v, HS);
     rows.add(tile.sums.data(), packed, HS);
 }
 
@@ -611,24 +615,20 @@ void backward_pairs(const P& policy, const AttentionForward<X>& a, const Attenti
     if (f.tile) g.dtile[tile_bias_at(a, at)] += sum<X>(tile_sums);
 }
 
-/// Raw scores and dP of `rows` rows of q and dout and `width` keys, from column c0 of their tile on.
-template <class X>
-void raw_pairs(const BandOfTiles<X>& tile, int rows, int width, int HS, const X* q, const X* dout, const KeyTile<X>& keys, int c0) {
-    gemm(Transpose::no, Transpose::no, rows, width, HS, X(1) / std::sqrt(X(HS)), q, HS, keys.k_transposed + c0, TILE, X(0), tile.a,
-         TILE);
-    gemm(Transpose::no, Transpose::no, rows, width, HS, X(1), dout, HS, keys.v_transposed + c0, TILE, X(0), tile.dz, TILE);
-}
-
 /// Computes P and dL/da of a band, and its keys' contribution to dq.
 template <class X, class P>
 void backward_band(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
                    const TilePlace& band, Tile verdict, const KeyTile<X>& keys, BackwardWorkspace<X>& w) {
-    const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE;
+    const int HS = a.HS, r0 = band.i0 % TILE, c0 = band.j0 % TILE, width = whole_packs<X>(band.columns);
+    const X scale = X(1) / std::sqrt(X(HS));
     const BandOfTiles<X> tile(w, r0 * TILE + c0);
-    raw_pairs(tile, band.rows, whole_packs<X>(band.columns), HS, &w.q[r0 * HS], &w.dout[r0 * HS], keys, c0);
+    gemm(Transpose::no, Transpose::no, band.rows, width, HS, scale, &w.q[r0 * HS], HS, keys.k_transposed + c0, TILE, X(0), tile.a,
+         TILE);
+    gemm(Transpose::no, Transpose::no, band.rows, width, HS, X(1), &w.dout[r0 * HS], HS, keys.v_transposed + c0, TILE, X(0),
+         tile.dz, TILE);
     hide(tile.hidden, walk, band, verdict);
     backward_pairs(policy, a, g, walk, band, tile, w);
-    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, X(1) / std::sqrt(X(HS)), tile.dz, TILE, keys.k + c0 * HS, HS, X(1),
+    gemm(Transpose::no, Transpose::no, band.rows, HS, band.columns, scale, tile.dz, TILE, keys.k + c0 * HS, HS, X(1),
          &w.dq[r0 * HS], HS);
 }
 
@@ -636,17 +636,19 @@ void backward_band(const P& policy, const AttentionForward<X>& a, const Attentio
 template <class X, class P>
 int backward_seeing_rows(const P& policy, const AttentionForward<X>& a, const AttentionBackward<X>& g, const TileWalk<X, P>& walk,
                          const TilePlace& at, const KeyTile<X>& keys, BackwardWorkspace<X>& w) {
-    const int HS = a.HS;
+    const int HS = a.HS, width = whole_packs<X>(at.columns);
+    const X scale = X(1) / std::sqrt(X(HS));
     const SeeingRows rows(walk, at);
-    rows.pack(w.packed_q.data(), w.q.data(), HS), rows.pack(w.packed_dout.data(), w.dout.data(), HS);
-    raw_pairs(BandOfTiles<X>(w, 0), rows.padded(), whole_packs<X>(at.columns), HS, w.packed_q.data(), w.packed_dout.data(), keys, 0);
+    X *const q = w.packed_q.data(), *const dout = w.packed_dout.data(), *const dq = w.product.data();
+    rows.pack(q, w.q.data(), HS), rows.pack(dout, w.dout.data(), HS);
+    rows.multiply(w.a.data(), TILE, width, HS, scale, q, HS, keys.k_transposed, TILE);
+    rows.multiply(w.dz.data(), TILE, width, HS, X(1), dout, HS, keys.v_transposed, TILE);
     rows.each([&](const TilePlace& row, int n) {
         hide(&w.hidden[n], walk, row, Tile::mixed);
         backward_pairs(policy, a, g, walk, row, BandOfTiles<X>(w, n), w);
     });
-    gemm(Transpose::no, Transpose::no, rows.padded(), HS, at.columns, X(1) / std::sqrt(X(HS)), w.dz.data(), TILE, keys.k, HS, X(0),
-         w.product.data(), HS);
-    rows.add(w.dq.data(), w.product.data(), HS);
+    rows.multiply(dq, HS, HS, at.columns, scale, w.dz.data(), TILE, keys.k, HS);
+    rows.add(w.dq.data(), dq, HS);
     return rows.count();
 }
 
