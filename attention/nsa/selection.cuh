@@ -2,9 +2,9 @@
 //     every = 1      every token chooses, as published
 //     every = TILE   the queries of a tile share their first token's choice, which depends on nothing later than any of them. Our
 //                    form, not the paper's.
-// A tile of queries visits the key tiles of all blocks that any of them chose. One bit per query and block hides the others' pairs, which
-// are computed, so that scattered choices cost up to as much as dense attention. Nothing is hidden where all candidates are chosen, in
-// blocks that every token sees, and with a shared choice.
+// A tile of queries visits the key tiles of all blocks that any of them chose. One bit per query and block hides the others' pairs. A GPU
+// computes them, so that scattered choices cost up to as much as dense attention; a CPU takes only the rows that see keys of the tile.
+// Nothing is hidden where all candidates are chosen, in blocks that every token sees, and with a shared choice.
 #pragma once
 #include "attention/blocks/forced_blocks.h"
 #include "attention/nsa/importance.cuh"
@@ -44,6 +44,7 @@ struct SelectedBlocks : Policy {
     BlockBits bits;
     TileChoice rule;
     static constexpr Traits traits{.gates_output = true, .reads_bits = true};
+    static constexpr bool few_rows_see = true;   // most rows of a mixed tile see none of its keys
 
     /// For the tiles of the list. Queries up to the last block that has no more than rule.top candidates see all blocks.
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
