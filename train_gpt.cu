@@ -212,8 +212,10 @@ Exit train(const Variant& variant, const Options& o, Ranks& ranks) {
 #ifdef WITH_GPU
     if (takes_gpu(o.device, o.dry_run, ranks)) {
         const OpenGpu gpu(ranks.local_rank(), o.dry_run);
-        if (!o.dry_run) choose_attention_kernels(o.attention_kernels, ranks);
-        if (!o.dry_run) require_agreement(ranks, {{"the GPU (CUDA_VISIBLE_DEVICES selects it)", gpu_kind()}});   // a dry run needs none
+        if (!o.dry_run) {   // which needs no GPU
+            require_agreement(ranks, {{"the GPU (CUDA_VISIBLE_DEVICES selects it)", gpu_kind()}});
+            choose_attention_kernels(o.attention_kernels, ranks);
+        }
         const Variants on_this_gpu(named(variant.name, all_variants_on_gpu()), {&on_gpu::causal});
 #ifdef GPU_FLOAT32
         if (o.precision == "fp32") return train<GPU, float>(gpu.device(), on_this_gpu, o, ranks);
@@ -226,6 +228,8 @@ Exit train(const Variant& variant, const Options& o, Ranks& ranks) {
         fail(Exit::usage, "--device cuda: this program was built without CUDA; install nvcc, then build again");
 #endif
     if (o.precision == "bf16") fail(Exit::usage, "--precision bf16 needs a GPU; the CPU trains in fp32");
+    if (o.attention_kernels != "mma" && ranks.first())
+        std::cerr << "note: --attention-kernels " << o.attention_kernels << " has no effect on the CPU\n";
     return train<CPU, float>(CPU{}, variants, o, ranks);
 }
 

@@ -214,8 +214,8 @@ void bench_attention(Bench& bench, const char* variant, const Options& o, int B,
 void bench_attention(Bench& bench, const Options& o, const Ceilings& top) {
     std::printf("\nAttention alone. TFLOP/s count visible pairs only: two products forward, five backward (the scores are computed "
                 "again).\n\n"
-                "| attention            |     T |  HS |  B | NH |     forward | +/-   | TFLOP/s | matmul |  MHz |   W |    backward | +/-   "
-                "| TFLOP/s | matmul |  MHz |   W |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+                "| attention            |     T |  HS |  B | NH |     forward | +/-   | TFLOP/s | matmul |  MHz |   W |    backward "
+                "| +/-   | TFLOP/s | matmul |  MHz |   W |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     const int B = o.quick ? 1 : 4, NH = o.quick ? 2 : 12;
     for (const char* variant : {"causal", "sliding_window"})
         for (int HS : {128, 64})

@@ -40,7 +40,7 @@ BF16_BANDS = {"routing": 2e-1, "mosa": 1e-1, "moh": 1e-1, "adaptive_sparse": 1e-
 # - Of attention ncu profiles the measured launch of forward (three before each are warm-ups; the first of each pass and head size
 #   fill the tensors) and the next, backward's first, with clocks as they are; then it prints all that was measured, what warps wait
 #   for among it, and the same for each instruction.
-# - turns_V: whole steps of another build's trainer and of this one, interleaved; turns_V_wgmma: by mma and by wgmma.
+# - turns_V: whole steps of another build's trainer and of this one, interleaved; turns_causal_wgmma: by mma and by wgmma.
 # - Text is from checkpoints that have learnt nothing, so large that they stay out of what is brought back.
 # - Races are looked for in a test: in a whole step the tool of CUDA 13.0 ends with an internal error (on an H200; dev/LOG.md).
 # - Ranks are on one GPU: their sums go through the host's memory.
@@ -56,6 +56,8 @@ tests_collectives | 40 | $tests 'collectives:*' | $passed
 train_causal | 60 | bin/train_causal $twenty --out $runs/causal
 train_causal_again | 60 | bin/train_causal $twenty --out $runs/causal_again
 train_causal_fp32 | 60 | bin/train_causal $twenty --precision fp32 --out $runs/causal_fp32
+train_causal_wgmma | 60 | bin/train_causal $twenty --attention-kernels wgmma --out $runs/causal_wgmma
+turns_causal_wgmma | 120 | $python scripts/experiments/turns.py --rounds 3 bin/train_causal 'bin/train_causal --attention-kernels wgmma' -- --device cuda $whole $bundled
 train_asga | 60 | bin/train_asga $twenty --out $runs/asga
 bench_attention | 60 | bin/bench_gpu --parts attention --repeats 10
 bench_steps | 90 | bin/bench_gpu --parts kernels steps --repeats 10
@@ -83,14 +85,12 @@ pytorch | 300 | $python dev/compare_pytorch.py 124m asga --programs bin --turns 
 trained
 train_$v | 60 | bin/train_$v $twenty --out $runs/$v
 train_${v}_fp32 | 60 | bin/train_$v $twenty --precision fp32 --out $runs/${v}_fp32
-train_${v}_wgmma | 60 | bin/train_$v $twenty --attention-kernels wgmma --out $runs/${v}_wgmma
 memcheck_$v | 120 | $memcheck | ERROR SUMMARY
 racecheck_$v | 120 | $racecheck | ^All tests passed
 
 trained
 speed_$v | 30 | bin/train_$v --device cuda $whole --steps 12 $bundled $quiet --out $runs/speed_$v
 turns_$v | 120 | $python scripts/experiments/turns.py --rounds 3 bin/old_train_$v bin/train_$v -- --device cuda $whole $bundled
-turns_${v}_wgmma | 120 | $python scripts/experiments/turns.py --rounds 3 bin/train_$v 'bin/train_$v --attention-kernels wgmma' -- --device cuda $whole $bundled
 
 causal
 patterns | 60 | bin/bench_patterns_gpu
@@ -253,8 +253,8 @@ def compare_curves(runs):
     pairs = []
     for cpu in sorted(Path("cpu").iterdir()):
         pairs += [(f"{cpu.name}: float32 and the CPU", runs / f"{cpu.name}_fp32", cpu, FLOAT32_BAND),
-                  *((f"{cpu.name}: {name} and the CPU", runs / run, cpu, BF16_BANDS.get(cpu.name, BF16_BAND))
-                    for name, run in (("bf16", cpu.name), ("bf16 by wgmma", f"{cpu.name}_wgmma")))]
+                  (f"{cpu.name}: bf16 and the CPU", runs / cpu.name, cpu, BF16_BANDS.get(cpu.name, BF16_BAND))]
+    pairs.append(("causal: bf16 by wgmma and the CPU", runs / "causal_wgmma", Path("cpu/causal"), BF16_BAND))
     pairs.append(("causal: two ranks and one, bf16", runs / "ranks_2", runs / "causal", BF16_BAND))   # a row each, and both rows
     losses = lambda run: [step["loss"] for step in records_of(run / "log.jsonl")
                           if None not in (step.get("grad_norm"), step.get("loss"))]

@@ -83,7 +83,8 @@ add_arch() {
     local flag program='__global__ void add(float* x) { x[threadIdx.x] += 1; }
         int main() { return 0; }' before=$cuda_arch
     local exact=${1/#90/90a}   # wgmma is only in the code for exactly this generation
-    for flag in "arch=compute_$exact,code=sm_$exact" arch=compute_90,code=compute_90 arch=compute_80,code=compute_80; do
+    for flag in "arch=compute_$exact,code=sm_$exact" "arch=compute_$1,code=sm_$1" arch=compute_90,code=compute_90 \
+                arch=compute_80,code=compute_80; do
         cuda_arch="-gencode $flag"
         if cuda_works <<< "$program"; then cuda_arch="$before${before:+ }$cuda_arch"; return; fi
     done

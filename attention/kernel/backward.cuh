@@ -694,7 +694,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     attention_backward_kernel(const __grid_constant__ P policy, const __grid_constant__ AttentionForward<typename Shape::X> a,
                               const __grid_constant__ AttentionBackward<typename Shape::X> g,
                               const __grid_constant__ BackwardMemory memory) {
-    if constexpr (!HAS_WGMMA && Shape::GROUP == GROUP_ROWS) return;
+    if constexpr (!HAS_WGMMA && Shape::GROUP == GROUP_ROWS) return without_wgmma();
     auto& shared = dynamic_shared<BackwardShared<Shape>>();
     constexpr bool BY_SCORE = P::traits.gate_of_units && !BY_UNITS<Shape, P>;
     if (threadIdx.x == 0) shared.work = atomicAdd(memory.work_counter + BY_SCORE, 1);

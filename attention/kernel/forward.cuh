@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
     using X = typename Shape::X;
     constexpr int QUERIES = Shape::QUERIES, KEYS = Shape::KEYS, STEP = Shape::STEP, HS = Shape::HS, THREADS = Shape::THREADS;
     using KeyTile = typename ForwardShared<Shape>::KeyTile;
-    if constexpr (!HAS_WGMMA && Shape::GROUP == GROUP_ROWS) return;
+    if constexpr (!HAS_WGMMA && Shape::GROUP == GROUP_ROWS) return without_wgmma();
     using Counts = std::conditional_t<STATISTICS, RowStatistics<Shape, P>, NoStatistics>;
     auto& shared = dynamic_shared<ForwardShared<Shape>>();
     ScoresOf<Shape, P> scores(policy.features(), reinterpret_cast<float*>(&shared + 1));

@@ -1,6 +1,6 @@
 // The primitives of the tiled attention kernels: tiles in shared memory, fragments in registers, their products on the tensor
-// cores, asynchronous copies, flags between blocks. All of the project's PTX is here, except for a tanh in model/device/math.h.
-// Without nvcc the emulator's counterparts are called.
+// cores, asynchronous copies, flags between blocks. All of the project's PTX is here and in wgmma.cuh, except for a tanh in
+// model/device/math.h. Without nvcc the emulator's counterparts are called.
 //
 // A warp multiplies 16 x 16 by 16 x 8 elements at a time, D = A B + C. The hardware fixes the lane of each element (PTX ISA,
 // mma.m16n8k16). Each cell names the lane:

@@ -30,6 +30,9 @@ inline constexpr bool COMPILES_WGMMA = false;
 
 inline constexpr int GROUP_ROWS = 64;
 
+/// What is left of such a kernel in code for other GPUs, among it PTX that the driver was told to prefer.
+__device__ __forceinline__ void without_wgmma() { __trap(); }
+
 /// The instructions that multiply in attention: mma.sync by every GPU, wgmma where attention_kernels() says so.
 enum class AttentionKernels { mma, wgmma };
 inline AttentionKernels& attention_kernels() {

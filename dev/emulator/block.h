@@ -67,7 +67,8 @@ struct Product {
     Location at;
 
     bool has_arguments_of(const Product& other) const {
-        return columns == other.columns && a_matrix == other.a_matrix && b_matrix == other.b_matrix && adds == other.adds;
+        return columns == other.columns && !a == !other.a && a_matrix == other.a_matrix && b_matrix == other.b_matrix &&
+               a_transposed == other.a_transposed && b_transposed == other.b_transposed && adds == other.adds;
     }
 };
 

@@ -21,7 +21,8 @@ public:
         : start_(uint32_t(descriptor & 0x3fff) << 4), leading_(uint32_t(descriptor >> 16 & 0x3fff) << 4),
           stride_(uint32_t(descriptor >> 32 & 0x3fff) << 4), transposed_(transposed), at_(at) {
         if (descriptor >> 62 != 1) fail_at(at, "wgmma: the descriptor does not say the swizzle of 128 bytes");
-        if (start_ & 0x380 || descriptor >> 49 & 7) fail_at(at, "wgmma: the matrix does not begin in the first row of an atom of 1024 bytes");
+        if (start_ & 0x380 || descriptor >> 49 & 7)
+            fail_at(at, "wgmma: the matrix does not begin in the first row of an atom of 1024 bytes");
         if (stride_ % 1024 || (transposed && leading_ % 1024 && count > 64))
             fail_at(at, "wgmma: atoms are not a multiple of 1024 bytes apart");
         if ((start_ & 0x7f) + 2 * (transposed ? std::min(count, 64) : 16) > 128)
@@ -132,6 +133,10 @@ inline void wgmma_commit() {
 inline void wgmma_wait(int left, Location at = Location::current()) {
     Meeting& group = worker->block->warpgroups[size_t(self->index / GROUP)];
     meet(group, "wgmma.wait_group", nullptr, at, [&] {
+        for (int t = 1; t < GROUP; t++)
+            if (group.threads[t].products.size() != group.threads[0].products.size())
+                fail_at(at, "wgmma: threads ", group.threads[0].index, " and ", group.threads[t].index,
+                        " of the warpgroup wait for different numbers of products");
         const std::vector<Product>& products = self->products;
         for (size_t n = 0; n < products.size() && products[n].group < self->product_groups - left; n++) {
             require_same(group.threads, GROUP, n, at);

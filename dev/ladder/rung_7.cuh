@@ -38,7 +38,7 @@ __device__ __forceinline__ void absorb(rung_4::Rows<HS>& rows, const SwizzledTil
 
 template <int HS>
 __global__ void __launch_bounds__(THREADS) attention_kernel(const LadderProblem p) {
-    if constexpr (!HAS_WGMMA) return;
+    if constexpr (!HAS_WGMMA) return without_wgmma();
     auto& shared = dynamic_shared<Shared<HS>>();
     const int i0 = int(gridDim.x - 1 - blockIdx.x) * QUERIES, h = blockIdx.y, b = blockIdx.z, row = int(threadIdx.x) / WARP * ROWS;
     const int end = min(i0 + QUERIES, p.T);

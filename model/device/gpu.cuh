@@ -4,7 +4,8 @@
 // Rules for kernels, so that both work:
 //   - shared memory is one struct per kernel, accessed by dynamic_shared<Struct>(); the launch passes sizeof(Struct)
 //   - blocks of whole warps; every thread of a block reaches every __syncthreads(); warp operations with all 32 lanes
-//   - PTX only inside the wrappers of attention/kernel/mma.cuh and wgmma.cuh, except one tanh in math.h; copies of CUDA's cuda_pipeline.h elsewhere
+//   - PTX only inside the wrappers of attention/kernel/mma.cuh and wgmma.cuh, except one tanh in math.h; elsewhere copies of CUDA's
+//     cuda_pipeline.h
 //   - no float atomics: runs are bit-identical
 #pragma once
 #include <cuda_bf16.h>

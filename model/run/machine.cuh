@@ -180,7 +180,7 @@ inline void add_overheads(GPU device, std::vector<MemoryUse>& plan, size_t /*gat
 inline std::string describe(GPU device, int) {
     if (!device.stream) return "cuda: none here, a plan only";
     return "cuda: " + gpu_kind() + ", " + human_bytes(double(gpu_properties().totalGlobalMem)) +
-           (attention_kernels() == AttentionKernels::wgmma ? ", attention by wgmma" : "");
+           (attention_kernels() == AttentionKernels::wgmma ? ", attention by wgmma where it can" : "");
 }
 inline std::string describe_blas(GPU) { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }
 inline void warn(GPU) {}

@@ -123,7 +123,8 @@ static void add_parallel_options(CLI::App& app, Options& o) {
     app.option_defaults()->group("Parallel");
     add_choice(app, "--device", o.device, {"auto", "cpu", "cuda"}, "device to train on; auto: a GPU if there is one");
     add_choice(app, "--attention-kernels", o.attention_kernels, {"mma", "wgmma"},
-               "matrix instructions of attention on a GPU; wgmma: Hopper's, where heads have 64 or 128 numbers and scores are q.k");
+               "matrix instructions for attention on a GPU; wgmma needs Hopper, bf16, heads of 64 or 128 and plain q.k scores, and mma "
+               "is used elsewhere");
     add_count(app, "--threads", o.threads, 0, "OpenMP threads per rank; 0: this rank's share of the processors", 4096);
     add_count(app, "--zero-stage", o.zero_stage, 0, "ZeRO stage: 1 shards the moments over the ranks, 0 replicates them", 1);
     add_count(app, "--recompute", o.recompute, 0,

@@ -10,7 +10,7 @@ namespace {
 enum Fault {
     none, no_fence, no_publishing, published_before_the_write, no_barrier, no_wait, waits_for_too_little, accumulator_read_early,
     accumulator_written_early, factor_written_early, tile_written_early, plain_swizzle, inside_an_atom, stride_of_half_an_atom,
-    beyond_the_row, beyond_shared_memory, a_warp_missing, another_matrix
+    beyond_the_row, beyond_shared_memory, a_warp_missing, a_warp_only_waits, another_matrix
 };
 
 struct Tiles {
@@ -40,6 +40,7 @@ __global__ void ones_kernel(float* out, int fault) {
         if (fault == beyond_the_row) b += 16 >> 4;
         if (fault == beyond_shared_memory) b += 4096 >> 4;
         if (fault == another_matrix && threadIdx.x == 5) b += 8192 >> 4;
+        if (fault == a_warp_only_waits && threadIdx.x < WARP) continue;
         start_product<false, false>(sums.d[0], shared.a.describe(0, k), b, k > 0);
     }
     commit_products();
@@ -83,6 +84,7 @@ TEST_CASE("emulator: products of a warpgroup that are used wrongly", "[emulator]
         CHECK(contains(says(beyond_the_row), "a row of the matrix leaves the 128 bytes of its atom"));
         CHECK(contains(says(beyond_shared_memory), "the matrix leaves the block's shared memory"));
         CHECK(contains(says(a_warp_missing), "96 threads, first 32: at wgmma.wait_group"));
+        CHECK(contains(says(a_warp_only_waits), "of the warpgroup wait for different numbers of products"));
         CHECK(contains(says(another_matrix), "threads 0 and 5 of the warpgroup have different arguments"));
         CHECK_FALSE(right(accumulator_read_early));
         CHECK_FALSE(right(waits_for_too_little));

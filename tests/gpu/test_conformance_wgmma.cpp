@@ -62,11 +62,15 @@ void check_product(int row, int column) {
             sum = 1;
             for (int k = 0; k < 16; k++) sum += of_a(m, row + k) * of_b(column + k, n);
         }
-    CHECK(made_by(product_kernel<FORM, N>, expected.size(), THREADS, sizeof(TilesOfGroup), on_a.data(), on_b.data(), row, column) == expected);
+    const size_t shared = sizeof(TilesOfGroup);
+    CHECK(made_by(product_kernel<FORM, N>, expected.size(), THREADS, shared, on_a.data(), on_b.data(), row, column) == expected);
 }
 
 TEST_CASE("conformance: products of a warpgroup", "[gpu][conformance][wgmma]") {
-    if (!has_wgmma()) return;
+    if (!has_wgmma()) {
+        WARN("no wgmma in this program or GPU: not tested");
+        return;
+    }
     for (const int order : {0, 1, 2, 3}) {
         const Order chosen(order);
         check_product<Form::rows_times_rows, 4>(0, 8);   // B's rows begin at any eight
