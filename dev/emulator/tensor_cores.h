@@ -100,6 +100,7 @@ inline uint32_t shared_address(const void* at) {
 
 /// Marks bytes of shared memory, in pieces of 16, as written by this thread past the asynchronous proxy.
 inline void generic_write(const void* at, size_t bytes) {
+    Quiet quiet;
     const uint32_t first = shared_address(at) / 16, last = (shared_address(at) + uint32_t(bytes) - 1) / 16;
     for (uint32_t piece = first; piece <= last; piece++) worker->block->shared.writers[piece] = {self->index + 1, self->proxy_fences};
 }

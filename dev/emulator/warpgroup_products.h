@@ -47,6 +47,7 @@ private:
         address ^= address >> 3 & 0x70;
         const char* at = block.shared.begin() + (address - SharedMemory::RESERVED);
         if (!block.shared.contains(at, 16)) fail_at(at_, "wgmma: the matrix leaves the block's shared memory");
+        Quiet quiet;
         const auto [thread, fences] = block.shared.writers[address / 16];
         if (thread && block.threads[size_t(thread - 1)].proxy_fences == fences)
             fail_at(at_, "wgmma reads byte ", address - SharedMemory::RESERVED, " of shared memory, which thread ", thread - 1,
