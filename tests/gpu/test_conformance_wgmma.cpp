@@ -28,7 +28,7 @@ __global__ void product_kernel(float* d, const bf16* a, const bf16* b, int row, 
     using Sums = Accumulator<1, N>;
     Sums sums(typename Sums::Unset{});
     FragmentA<bf16> left[1];
-    if constexpr (FORM == Form::rows_times_rows) start_rows_times_rows(sums, shared.a, row + warp_row(), shared.b, column);
+    if constexpr (FORM == Form::rows_times_rows) start_rows_times_rows(sums, shared.a, row, shared.b, column);
     if constexpr (FORM == Form::columns_times_columns) start_columns_times_columns(sums, shared.narrow, 0, shared.b, column);
     if constexpr (FORM == Form::registers_times_rows) {
         for (int part = 0; part < 4; part++) {
