@@ -21,8 +21,8 @@ FLAGS     := -std=c++20 -O3 --param=max-inline-insns-auto=15 --param=ggc-min-hea
              -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-psabi
 EMULATED  := -DEMULATED_GPU -DGPU_FLOAT32 -DUSE_NCCL -Idev/emulator/include -O1 -fno-strict-aliasing -Wno-unknown-pragmas $(EMULATEDFLAGS)
 # 20050: a kernel's `inline` has its effect, one definition in several units, though nvcc says that it is ignored.
-NVCCFLAGS := $(NVCC_FLAGS) -O3 -diag-suppress=20050 $(CUDA_ARCH) $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) \
-             $(if $(filter 1,$(FLOAT32)),-DGPU_FLOAT32) $(if $(findstring sm_90a,$(CUDA_ARCH)),-DUSE_WGMMA) $(CUDAFLAGS) $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
+NVCCFLAGS := $(NVCC_FLAGS) -O3 -diag-suppress=20050 $(CUDA_ARCH) $(if $(findstring sm_90a,$(CUDA_ARCH)),-DUSE_WGMMA) $(if $(filter 1,$(FLOAT32)),-DGPU_FLOAT32) \
+             $(if $(filter 1,$(USE_NCCL)),-DUSE_NCCL $(NCCL_CXXFLAGS)) $(CUDAFLAGS) $(addprefix -Xcompiler=,$(filter-out -std=% -W%,$(FLAGS) $(CXXFLAGS)) -Wno-psabi)
 LIBS      := $(BLAS_LIBS) $(TEXT_LIBS) $(if $(filter 1,$(USE_MPI)),$(MPI_LIBS)) -lpthread
 GPU_LIBS  := $(CUDA_LIBS) $(if $(filter 1,$(USE_NCCL)),$(NCCL_LIBS))
 

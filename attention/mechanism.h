@@ -224,6 +224,7 @@ struct Traits {
     bool gate_of_units = false;   // score() is the gate of hidden units that kernel/unit_gate.cuh computes in bf16; P::hidden_units is
                                   // their number, 0 if it is unknown at compile time
     bool reads_bits = false;      // P::bits replaces visible(): selection, causality and documents in one; has the functions of PairBits
+    bool few_rows_see = false;    // by bits most rows of a mixed tile see none of its keys: the CPU takes the others alone
     bool long_visible = false;    // visible() is too long to unroll over all pairs of a GPU thread
 
     // Of the data, for tolerances in tests.

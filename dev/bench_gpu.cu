@@ -221,10 +221,9 @@ void bench_attention(Bench& bench, const Options& o, const Ceilings& top) {
         for (int HS : {128, 64})
             for (const AttentionKernels kernels : {AttentionKernels::mma, AttentionKernels::wgmma}) {
                 if (kernels == AttentionKernels::wgmma && !has_wgmma()) continue;
-                attention_kernels() = kernels;
+                const MultiplyingBy chosen(kernels);
                 bench_attention(bench, variant, o, B, NH, HS, top);
             }
-    attention_kernels() = AttentionKernels::mma;
 }
 
 void run(const Options& o) {

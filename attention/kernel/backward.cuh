@@ -592,7 +592,7 @@ private:
         for (int n = 0; n < STEP / 8; n++)
 #pragma unroll
             for (int side = 0; side < 2; side++) {
-                const uint64_t seen = walk.bits(min(i0 + 8 * n + lane_column() + side, a_.T - 1), j0);
+                const uint64_t seen = walk.bits(i0 + 8 * n + lane_column() + side, j0);
 #pragma unroll
                 for (int key = 0; key < 2 * M; key++) {
                     const int c = 8 * key + lane_row();

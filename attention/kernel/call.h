@@ -226,8 +226,8 @@ public:
     };
 
     static constexpr bool reads_bits = P::traits.reads_bits;
-    /// Bits of row i, which must exist: column j is the lowest bit, followed by the columns to its right in the tile.
-    constexpr uint64_t bits(int i, int j) const { return policy_.bits.word(b_, h_, i, j / TILE) >> (j % TILE); }
+    /// Bits of row i, which may lie past the end: column j is the lowest bit, followed by the columns to its right in the tile.
+    constexpr uint64_t bits(int i, int j) const { return policy_.bits.word(b_, h_, std::min(i, a_.T - 1), j / TILE) >> (j % TILE); }
 
     /// Whether a function from with_visible() is long: it loads from arrays, or the policy has traits.long_visible.
     template <class Visible>

@@ -255,8 +255,8 @@ void transpose_tile(X* to, const X* from, int HS) {
             for (int j = j0; j < j0 + rows; j++) to[d * TILE + j] = from[j * HS + d];
 }
 
-/// The rows of a tile masked by bits that see any of its keys, packed for the products of a policy with few_rows_see. These take SQUARE
-/// rows at a time, zeros after the last: results of a row may depend on the number of rows in a product, and must not depend on what
+/// The rows of a tile masked by bits that see any of its keys, packed for the products of a policy with traits.few_rows_see. These take
+/// SQUARE rows at a time, zeros after the last: results of a row may depend on the number of rows in a product, and must not depend on what
 /// later rows see.
 class SeeingRows {
 public:
@@ -466,7 +466,7 @@ struct ForwardCall {
         walk.each_tile(i0, [&](const TilePlace& place, Tile verdict) {
             tile.visited++;
             const KeyTile<X> key_tile = keys.tile(place.j0 / TILE);
-            if constexpr (requires { P::few_rows_see; })
+            if constexpr (P::traits.few_rows_see)
                 if (verdict == Tile::mixed) return visit_seeing_rows(policy, a, walk, place, key_tile, tile);
             each_band(walk, place, verdict,
                       [&](const TilePlace& band) { visit_band(policy, a, walk, band, verdict, key_tile, tile); });
@@ -691,7 +691,7 @@ private:
         walk.each_tile(i0, [&](const TilePlace& at, Tile verdict) {
             const KeyTile<X> key_tile = key_tiles.tile(at.j0 / TILE);
             if (f.tile) g.dtile[tile_bias_at(a, at)] = X(0);
-            if constexpr (requires { P::few_rows_see; })
+            if constexpr (P::traits.few_rows_see)
                 if (verdict == Tile::mixed) {
                     const int count = backward_seeing_rows(policy, a, g, walk, at, key_tile, w);
                     return add_to_keys({b, h, i0, at.j0, count, at.columns}, w.packed_q.data(), w.packed_dout.data(), w);

@@ -40,12 +40,12 @@ __device__ __forceinline__ void mask_by(Accumulator<M, N>& s, Visible visible, i
     }
 }
 
-/// The same by bits, which are loaded once for each row. `rows` is the number of rows of the text.
+/// The same by bits, which are loaded once for each row.
 template <int M, int N, class Walk>
-__device__ __forceinline__ void mask_by_bits(Accumulator<M, N>& s, const Walk& walk, int i0, int j0, int rows, int keys) {
+__device__ __forceinline__ void mask_by_bits(Accumulator<M, N>& s, const Walk& walk, int i0, int j0, int keys) {
     uint64_t seen[2 * M];
 #pragma unroll
-    for (int n = 0; n < 2 * M; n++) seen[n] = walk.bits(min(i0 + 8 * n + lane_row(), rows - 1), j0);
+    for (int n = 0; n < 2 * M; n++) seen[n] = walk.bits(i0 + 8 * n + lane_row(), j0);
     s.for_each_of_lane([&](float& value, int n, int tile, int side) {
         const int c = 8 * tile + lane_column() + side;
         if (j0 + c >= keys || !(seen[n] >> c & 1)) value = -INFINITY;
@@ -53,10 +53,10 @@ __device__ __forceinline__ void mask_by_bits(Accumulator<M, N>& s, const Walk& w
 }
 
 template <int M, int N, class Walk>
-__device__ __forceinline__ void mask(Accumulator<M, N>& s, const Walk& walk, const TilePlace& part, Tile verdict, int rows, int keys) {
+__device__ __forceinline__ void mask(Accumulator<M, N>& s, const Walk& walk, const TilePlace& part, Tile verdict, int keys) {
     if (verdict == Tile::full && part.columns == 8 * N) return;
     if constexpr (Walk::reads_bits)
-        if (verdict == Tile::mixed) return mask_by_bits(s, walk, computed_here(part.i0), computed_here(part.j0), rows, keys);
+        if (verdict == Tile::mixed) return mask_by_bits(s, walk, computed_here(part.i0), computed_here(part.j0), keys);
     walk.with_visible(verdict, [&](auto visible) {
         constexpr bool LONG = Walk::template is_long<decltype(visible)>();
         mask_by<LONG>(s, visible, computed_here(part.i0), computed_here(part.j0), keys);
@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(Shape::THREADS, Shape::BLOCKS)
                 start_rows_times_rows(s, shared.q, group0, shared.k[buffer], c0);
                 KeyTile::finish_products(s);
                 scores.template score<Counts::GATES>(s, gates, policy, a, walk, at, row0, buffer, c0);
-                mask(s, walk, part, verdict, a.T, a.S);
+                mask(s, walk, part, verdict, a.S);
                 statistics.add_gates(s, gates);
                 // Softmax
                 softmax.raise_maxima(s, to_z * LOG2_E, statistics);
@@ -455,13 +455,20 @@ size_t forward_shared_bytes(const P& policy) {
     return sizeof(ForwardShared<Shape>) + ScoresOf<Shape, P>::bytes(policy.features());
 }
 
-template <class Shape, class P, class X>
+template <class Shape, bool STATISTICS, class P, class X>
 void launch_forward_kernel(GPU device, const P& policy, const AttentionForward<X>& a) {
     const size_t shared = forward_shared_bytes<Shape>(policy);
     require_shared_memory(shared, Shape::HS, policy.features());
+    launch(device, attention_forward_kernel<Shape, STATISTICS, P>, Grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B), Shape::THREADS,
+           shared, policy, a);
+}
+
+/// With the arguments' statistics or without.
+template <class Shape, class P, class X>
+void launch_forward_kernel(GPU device, const P& policy, const AttentionForward<X>& a) {
     constexpr bool ALWAYS = !Shape::fast;   // float32 is for comparison only: one kernel fewer to compile
-    const auto kernel = a.statistics ? attention_forward_kernel<Shape, true, P> : attention_forward_kernel<Shape, ALWAYS, P>;
-    launch(device, kernel, Grid(blocks_for(a.T, Shape::QUERIES), a.NH, a.B), Shape::THREADS, shared, policy, a);
+    if (a.statistics) launch_forward_kernel<Shape, true>(device, policy, a);
+    else launch_forward_kernel<Shape, ALWAYS>(device, policy, a);
 }
 
 /// Softmax attention under `policy`: out, lse, and the further results that the arguments request.
@@ -478,8 +485,8 @@ void attention_forward(GPU device, const P& policy, const AttentionForward<X>& a
             using Shape = ForwardShapeOf<X, HS, Special>;
             if constexpr (MAY_USE_WARPGROUPS<X, HS, Special>)
                 if (attention_kernels() == AttentionKernels::wgmma)
-                    return a.statistics ? launch_forward_kernel<WarpgroupForwardShape<HS, true>>(device, special, a)
-                                        : launch_forward_kernel<WarpgroupForwardShape<HS, false>>(device, special, a);
+                    return a.statistics ? launch_forward_kernel<WarpgroupForwardShape<HS, true>, true>(device, special, a)
+                                        : launch_forward_kernel<WarpgroupForwardShape<HS, false>, false>(device, special, a);
             if constexpr (BY_UNITS<Shape, Special>) {
                 AttentionForward<X> rest = a;
                 if (forward_shared_bytes<Shape>(special) > max_shared_memory()) rest.reach = nullptr;

@@ -40,6 +40,14 @@ inline AttentionKernels& attention_kernels() {
     return chosen;
 }
 
+/// While it lives, attention multiplies by these instructions; by mma afterwards.
+class MultiplyingBy {
+public:
+    explicit MultiplyingBy(AttentionKernels kernels) { attention_kernels() = kernels; }
+    ~MultiplyingBy() { attention_kernels() = AttentionKernels::mma; }
+    MultiplyingBy(const MultiplyingBy&) = delete;
+};
+
 /// Whether this program has the instruction for the current GPU.
 inline bool has_wgmma() {
     if (!COMPILES_WGMMA) return false;

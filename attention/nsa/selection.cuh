@@ -43,8 +43,7 @@ struct BlockBits {
 struct SelectedBlocks : Policy {
     BlockBits bits;
     TileChoice rule;
-    static constexpr Traits traits{.gates_output = true, .reads_bits = true};
-    static constexpr bool few_rows_see = true;   // most rows of a mixed tile see none of its keys
+    static constexpr Traits traits{.gates_output = true, .reads_bits = true, .few_rows_see = true};
 
     /// For the tiles of the list. Queries up to the last block that has no more than rule.top candidates see all blocks.
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {

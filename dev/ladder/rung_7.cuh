@@ -1,9 +1,9 @@
 // Rung 7: products of a warpgroup, on Hopper.
-// Up to here a warp loads fragments of K and V into registers and multiplies them 16 x 8 x 16 at a time: of rung 5's instructions half
-// are loads and products. Hopper's tensor cores read both factors from shared memory themselves. Four warps start one product of
-// 64 x 64 x 16 (wgmma) with an instruction each, and wait for it when they need its result; their own 16 rows of scores lie in
-// registers as before, so the softmax stays as it is. What it asks for: tiles in an order that the hardware knows (SwizzledTile), a fence
-// between what threads have written there and a product that reads it, and another before a product reads their registers.
+// Up to here a warp loads fragments of K and V into registers and multiplies them 16 x 8 x 16 at a time. Hopper's tensor cores
+// read both factors from shared memory themselves. Four warps start one product of 64 x 64 x 16 (wgmma) with an instruction each, and
+// wait for it when they need its result; each has its 16 rows of scores in registers as before, so the softmax stays as it is. The price:
+// tiles in an order that the hardware knows (SwizzledTile), a fence between what threads write there and a product that reads it, and
+// another before a product reads their registers.
 #pragma once
 #include "attention/kernel/wgmma.cuh"
 #include "dev/ladder/rung_4.cuh"

@@ -20,9 +20,8 @@ struct Rung {
 
     bool exists() const { return kernels == AttentionKernels::mma || has_wgmma(); }
     void operator()(GPU device, const LadderProblem& p) const {
-        attention_kernels() = kernels;
+        const MultiplyingBy chosen(kernels);
         run(device, p);
-        attention_kernels() = AttentionKernels::mma;
     }
 };
 

@@ -6,13 +6,9 @@
 /// Calls check() by mma and, where kernels `by_groups` exist, by wgmma.
 template <class Check>
 void by_all_kernels(bool by_groups, const Check& check) {
-    struct Chosen {
-        explicit Chosen(AttentionKernels kernels) { attention_kernels() = kernels; }
-        ~Chosen() { attention_kernels() = AttentionKernels::mma; }
-    };
     for (const AttentionKernels kernels : {AttentionKernels::mma, AttentionKernels::wgmma}) {
         if (kernels == AttentionKernels::wgmma && !(by_groups && has_wgmma())) continue;
-        const Chosen chosen(kernels);
+        const MultiplyingBy chosen(kernels);
         INFO((kernels == AttentionKernels::mma ? "mma" : "wgmma"));
         check();
     }
