@@ -1,6 +1,6 @@
 # make help lists the goals. Sources are found by wildcard: a new file attention/NAME.cuh is all that `make train_NAME` needs.
-# Your own flags: CXX, CXXFLAGS ("-Og -g"), ARCH (the processor), CUDAFLAGS, CUDA_ARCH (the GPU), LDFLAGS; USE_CUDA=0, USE_NCCL=0 and
-# USE_MPI=0 leave these out of the programs; FLOAT32=1 gives them float32 kernels for GPUs, which the tests on a GPU need.
+# Your own flags: CXX, CXXFLAGS ("-Og -g"), ARCH (the processor), CUDAFLAGS, CUDA_ARCH (the GPU), LDFLAGS, -j (a job per processor);
+# USE_CUDA=0, USE_NCCL=0, USE_MPI=0 leave these out; FLOAT32=1 adds float32 kernels for GPUs, which the tests on a GPU need.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
@@ -9,9 +9,9 @@ TRAINERS := $(VARIANTS:%=train_%)
 BUNDLED  := data/bundled/sotu_manifest.json
 # The compilers, libraries, processor and GPU of this machine (scripts/probe.sh): needed only by goals that compile.
 NOT_COMPILED := help setup quickstart clean check test test-gpu $(VARIANTS:%=test-%) labs lab lab-hint lab-check experiments
-ifneq ($(filter-out $(NOT_COMPILED),$(MAKECMDGOALS)),)
-include build/config.mk
-endif
+COMPILED := $(filter-out $(NOT_COMPILED),$(MAKECMDGOALS))
+MAKEFLAGS += $(if $(COMPILED),-j$(shell env -u OMP_NUM_THREADS nproc))
+include $(if $(COMPILED),build/config.mk)
 USE_MPI  ?= $(HAVE_MPI)
 USE_NCCL ?= $(HAVE_NCCL)
 USE_CUDA ?= $(HAVE_CUDA)

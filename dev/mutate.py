@@ -83,7 +83,7 @@ def programs_of(file):
 
 def build(file, log):
     arguments, programs = programs_of(file)
-    command = ['make', '--no-print-directory', f'-j{os.cpu_count()}', 'USE_CUDA=0', *arguments, *programs]
+    command = ['make', '--no-print-directory', 'USE_CUDA=0', *arguments, *programs]
     with open(log, 'w') as out:
         return subprocess.run(command, cwd=COPY, stdout=out, stderr=out).returncode == 0
 

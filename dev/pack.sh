@@ -44,7 +44,7 @@ if [ -z "${HERE:-}${EMULATED:-}" ]; then   # in a copy, whose flags are not thos
     (cd "$tree" && rm -f "${programs[@]}")   # linked so in any case
     export LDFLAGS="-Wl,--disable-new-dtags,-rpath,'\$\$ORIGIN/../lib' ${LDFLAGS:-}"
 fi
-[ -n "${EMULATED:-}" ] || make --no-print-directory FLOAT32=1 -C "$tree" -j"$(nproc)" "VARIANTS=$(echo $variants)" "${programs[@]#./}" tokenize
+[ -n "${EMULATED:-}" ] || make --no-print-directory FLOAT32=1 -C "$tree" "VARIANTS=$(echo $variants)" "${programs[@]#./}" tokenize
 
 # libraries_of FILE...: the paths of those to pack. A machine with CUDA and NCCL has the others.
 there='/lib(c|m|dl|pthread|rt|stdc[+][+]|gcc_s|cublas|cublasLt|cudart|nccl)[-.0-9]*[.]so'

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.." || exit
 what=${1:?usage: dev/sanitizers.sh address [CASES] | step-address | step-thread | thread}
 tree=build/sanitized/$what
 mkdir -p "$tree" && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -pu -t "$tree" && cd "$tree" || exit
-build() { make --no-print-directory -j"$(nproc)" USE_CUDA=0 "$@" > build.txt 2>&1 || { tail -n 20 build.txt; exit 1; }; }
+build() { make --no-print-directory USE_CUDA=0 "$@" > build.txt 2>&1 || { tail -n 20 build.txt; exit 1; }; }
 export OMP_WAIT_POLICY=passive UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 case $what in
     address)

@@ -13,7 +13,7 @@ scripts/install.sh run
 heading "2/4  build"
 cuda=()   # nvcc takes longer than everything else: only where there is a GPU to train on
 nvidia-smi -L > /dev/null 2>&1 || cuda=(USE_CUDA=0)
-make --no-print-directory -j"$(env -u OMP_NUM_THREADS nproc)" "${cuda[@]}" train_asga build/generate_asga
+make --no-print-directory "${cuda[@]}" train_asga build/generate_asga
 
 heading "3/4  train; log and checkpoints in $out"
 rm -rf "$out" && mkdir -p out

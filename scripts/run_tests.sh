@@ -29,7 +29,7 @@ step() {
     echo "FAIL $1" | tee -a "$work/failed"
     finish
 }
-build() { make --no-print-directory -j"$processors" "$@"; }
+build() { make --no-print-directory "$@"; }
 
 # run_cases PROGRAM [TESTS]: the cases of a Catch2 program, dealt out to as many processes as there are processors.
 run_cases() {

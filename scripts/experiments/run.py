@@ -9,7 +9,6 @@ Ctrl-C saves checkpoints; the same command goes on. report.py makes a report of 
 1 some failed, 2 usage, 3 data or disk, 75 stopped by a signal.
 """
 import argparse
-import os
 import platform
 import re
 import shlex
@@ -27,7 +26,7 @@ def say(words):
 
 def build(programs):
     """Build the trainers of plans."""
-    command = ['make', '--no-print-directory', f'-j{len(os.sched_getaffinity(0))}', *programs]
+    command = ['make', '--no-print-directory', *programs]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise Refused(f'{shlex.join(command)} failed; --no-build takes the programs that are there', EXIT_FAILED)
 
