@@ -156,13 +156,13 @@ $(VARIANTS:%=build/emulated/test_%): build/emulated/test_%: $(patsubst %,build/e
 build/emulated/collectives_program: build/emulated/tests/gpu/collectives_program.o $(EMULATED_ENGINE)
 build/tests/faults.so: tests/faults/shim.c   # makes system calls on files fail; dev/faults.py preloads it
 	$(call SAY,compile) && $(CC) -std=gnu11 -O1 -g -Wall -Wextra -shared -fPIC -o $@ $< -ldl
-# GPU tests and benchmarks through nvcc, as PTX. Device code that nvcc cannot make, for want of a host constant, is a trap without a word.
+# GPU tests and benchmarks through nvcc, as PTX for Hopper. Device code that nvcc cannot make, for want of a host constant, is a trap without a word.
 PTX := $(GPU_TESTS:%.o=build/ptx/%.ptx) $(patsubst %,build/ptx/%.ptx,$(basename tests/gpu/collectives_program.cpp $(wildcard dev/bench*.cu)) dev/ladder/ladder)
 ptx: $(if $(WITH_CUDA),$(PTX))
 	@$(if $^,awk '/\.(entry|func)/ { inside = $$NF } /trap;/ && last !~ /begin inline asm/ { n++; print FILENAME ": nvcc made a trap in " inside } \
 	              { last = $$0 } END { exit n > 0 }' $^)
 build/ptx/%.ptx: build/gpu/flags
-	$(call SAY,nvcc   ) && $(NVCC) -x cu -ptx $(CPPFLAGS) $(NVCC_FLAGS) -arch=compute_80 $(CUDAFLAGS) -diag-suppress=20050 \
+	$(call SAY,nvcc   ) && $(NVCC) -x cu -ptx $(CPPFLAGS) $(NVCC_FLAGS) -arch=compute_90a -DUSE_WGMMA $(CUDAFLAGS) -diag-suppress=20050 \
 	    -Xcompiler=-fopenmp,-Wno-psabi -MMD -MP -MT $@ -MF $(basename $@).d -o $@.new $(wildcard $*.c*) && mv -f $@.new $@
 
 # ---- benchmarks and tools

@@ -93,7 +93,7 @@ changed_variants() {
 
 step install scripts/install.sh test
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-if ! nvidia-smi -L > /dev/null 2>&1; then   # GPU code is compiled and not run: for the newest cards (make ptx takes the oldest), and
+if ! nvidia-smi -L > /dev/null 2>&1; then   # GPU code is compiled and not run: for the newest cards (make ptx is for Hopper), and
     newest=compute_80   # without slow optimisations (CUDA 13)
     if [[ $("$nvcc" --list-gpu-arch 2> /dev/null) == *compute_120* ]]; then newest=compute_120; fi
     export CUDA_ARCH=${CUDA_ARCH:--arch=$newest}
