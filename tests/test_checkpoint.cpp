@@ -10,11 +10,9 @@
 
 namespace {
 
-std::string contents(const fs::path& path) { return read_text(path); }
-
 /// Overwrites one float of a tensor in a safetensors file.
 void plant(const fs::path& path, const std::string& tensor, size_t index, float value) {
-    std::string bytes = contents(path);
+    std::string bytes = read_text(path);
     const SafetensorsFile file(path);
     const size_t data = 8 + *reinterpret_cast<const uint64_t*>(bytes.data());
     const auto* first = file.tensors()[0].bytes.data();
@@ -27,7 +25,7 @@ void plant(const fs::path& path, const std::string& tensor, size_t index, float 
 /// Changes the list of files in a checkpoint's manifest, with its hash.
 template <class Change>
 void change_manifest(const fs::path& path, Change change) {
-    nlohmann::json manifest = parse_json(contents(path / "manifest.json"));
+    nlohmann::json manifest = parse_json(read_text(path / "manifest.json"));
     change(manifest["files"]);
     manifest["files_xxh3"] = hexadecimal(xxh3(written(manifest["files"])));
     write_text(path / "manifest.json", written(manifest, 1) + "\n");
@@ -50,19 +48,6 @@ struct ForeignWeights : RunFolder {
 };
 
 }   // namespace
-
-// Inference servers load every file of a folder that fits one of these patterns, the first that fits any.
-TEST_CASE("loaders that take all weights of a folder find the model's only", "[checkpoint]") {
-    TemporaryFolder folder;
-    const fs::path path = TinyRun().save(folder.path(), 3);
-    for (const char* ending : {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}) {
-        std::vector<std::string> weights;
-        for (const std::string& name : names_in(path))
-            if (name.ends_with(ending)) weights.push_back(name);
-        INFO(ending);
-        CHECK(weights == (ending == std::string(".safetensors") ? std::vector<std::string>{"model.safetensors"} : std::vector<std::string>()));
-    }
-}
 
 TEST_CASE_METHOD(RunFolder, "moments of an earlier version's checkpoint are found by their former name", "[checkpoint]") {
     const fs::path path = run.save(folder.path(), 3);
@@ -89,6 +74,7 @@ TEST_CASE_METHOD(RunFolder, "the data of an earlier version's checkpoint are des
 TEST_CASE_METHOD(RunFolder, "a checkpoint comes back to the bit", "[checkpoint]") {
     const fs::path path = run.save(folder / "a/b", 123);
     CHECK(path.filename().string() == "step_00000123");
+    // Inference servers load every file that ends in .safetensors, .bin, .pt, .pth or .ckpt: only the model's weights may.
     CHECK(names_in(path) == std::vector<std::string>{"README.md", "config.json", "generation_config.json", "manifest.json",
                                                      "model.safetensors", "optimizer.state", "tokenizer.json",
                                                      "tokenizer_config.json", "trainer_state.json"});
@@ -124,7 +110,7 @@ TEST_CASE_METHOD(RunFolder, "every flipped bit, cut, zeroed or deleted file is c
     };
     for (const std::string& name : names_in(newer)) {
         if (name == "README.md") continue;   // for people to edit
-        const std::string sound = contents(newer / name);
+        const std::string sound = read_text(newer / name);
         const size_t stride = std::max<size_t>(1, sound.size() / 40);
         for (size_t i = 0; i < sound.size(); i += stride) {
             std::string damaged = sound;
@@ -176,7 +162,7 @@ TEST_CASE_METHOD(RunFolder, "files beside the weights are those of the manifest,
     const fs::path path = run.save(folder / "out", 1, open_tokenizer(run.config.tokenizer).get());
     CHECK_NOTHROW(load_config(path));
     for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}) {
-        const std::string sound = contents(path / name);
+        const std::string sound = read_text(path / name);
         write_text(path / name, sound + " ");
         const std::string sentence = sentence_of([&] { load_config(path); });
         CHECK((contains(sentence, std::string(name) + ": ") && contains(sentence, "remove the folder's manifest.json")));
@@ -184,7 +170,7 @@ TEST_CASE_METHOD(RunFolder, "files beside the weights are those of the manifest,
         CHECK(contains(sentence_of([&] { load_config(path); }), std::string(name) + ": "));
         write_text(path / name, sound);
     }
-    std::string other = contents(path / "config.json");
+    std::string other = read_text(path / "config.json");
     other.replace(other.find("1e-06"), 5, "1e-05");
     write_text(path / "config.json", other);
     CHECK(contains(sentence_of([&] { load_config(path); }), "config.json"));
@@ -194,8 +180,8 @@ TEST_CASE_METHOD(RunFolder, "files beside the weights are those of the manifest,
 
 TEST_CASE_METHOD(RunFolder, "a changed manifest promises no less than before", "[checkpoint]") {
     const fs::path path = run.save(folder.path(), 1);
-    const std::string sound = contents(path / "manifest.json");
-    write_text(path / "config.json", contents(path / "config.json") + " ");
+    const std::string sound = read_text(path / "manifest.json");
+    write_text(path / "config.json", read_text(path / "config.json") + " ");
     const auto refused = [&](const std::string& text) {
         write_text(path / "manifest.json", text);
         INFO(text.substr(0, 200));
@@ -218,7 +204,7 @@ TEST_CASE_METHOD(RunFolder, "a changed manifest promises no less than before", "
 
 TEST_CASE_METHOD(RunFolder, "a manifest names files of its own folder only", "[checkpoint]") {
     const fs::path path = run.save(folder / "run", 1);
-    const std::string sound = contents(path / "manifest.json");
+    const std::string sound = read_text(path / "manifest.json");
     fs::copy(path / "config.json", folder / "run/outside");
     for (const std::string& name : {std::string("../outside"), (folder / "run/outside").string(), std::string("a/../config.json"),
                                     std::string(".."), std::string()}) {
@@ -250,9 +236,9 @@ TEST_CASE_METHOD(RunFolder, "generation_config.json comes back byte for byte, an
     write_text(first / "generation_config.json", theirs);
     run.config = load_config(first);
     const fs::path second = run.save(folder / "run", 2);
-    CHECK(contents(second / "generation_config.json") == theirs);
+    CHECK(read_text(second / "generation_config.json") == theirs);
     run.config = load_config(second);
-    CHECK(contents(run.save(folder / "run", 3) / "generation_config.json") == theirs);
+    CHECK(read_text(run.save(folder / "run", 3) / "generation_config.json") == theirs);
     for (const char* broken : {"", "{", "[]", "{\"top_k\": -1}"}) {
         write_text(first / "generation_config.json", broken);
         CHECK(contains(sentence_of([&] { load_config(first); }), "generation_config.json"));
@@ -352,7 +338,7 @@ TEST_CASE_METHOD(RunFolder, "trainer state and moments must be complete", "[chec
     const fs::path path = run.save(folder.path(), 1);
     std::vector<float> m(run.list.size()), v = m;
     const auto load = [&] { load_state(path, run.list, m.data(), v.data()); };
-    const std::string sound = contents(path / "trainer_state.json");
+    const std::string sound = read_text(path / "trainer_state.json");
     for (const char* key : {"step", "tokens", "seed", "data_rows", "options"})
         for (const char* value : {"-1", "1.5", "[1]", "99999999999999999999"}) {
             nlohmann::json object = nlohmann::json::parse(sound);
@@ -419,14 +405,14 @@ TEST_CASE_METHOD(RunFolder, "a checkpoint carries its tokenizer, wherever it is 
     CHECK(back.end_of_text == 259);
     CHECK(open_tokenizer(back.tokenizer)->json() == text);
     CHECK(open_tokenizer(back.tokenizer)->config_json() == config_text);
-    CHECK(contains(contents(folder / "moved/generation_config.json"), "\"eos_token_id\": 259"));
+    CHECK(contains(read_text(folder / "moved/generation_config.json"), "\"eos_token_id\": 259"));
     CHECK_NOTHROW(verify_checkpoint(folder / "moved"));
 
     write_text(folder / "source/tokenizer.json", text);
     const fs::path with_source = run.save(folder / "out", 2, tokenizer.get(), folder / "source");
-    CHECK(contents(with_source / "merges.txt") == "a b");
+    CHECK(read_text(with_source / "merges.txt") == "a b");
     CHECK_NOTHROW(verify_checkpoint(with_source));
     run.config.tokenizer = "";   // unknown: all files of the source go along
     const fs::path unknown = run.save(folder / "out", 3, nullptr, folder / "source");
-    CHECK((contents(unknown / "merges.txt") == "a b" && contents(unknown / "tokenizer.json") == text));
+    CHECK((read_text(unknown / "merges.txt") == "a b" && read_text(unknown / "tokenizer.json") == text));
 }
