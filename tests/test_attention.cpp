@@ -16,13 +16,6 @@ struct Strided : Causal {
     }
 };
 
-double pairs_one_by_one(const Strided& policy, int T) {
-    double pairs = 0;
-    for (int i = 0; i < T; i++)
-        for (int j = 0; j < T; j++) pairs += policy.visible(0, i, j);
-    return pairs;
-}
-
 }   // namespace
 
 TEST_CASE("attention kernel: what both devices compute", "[attention]") {
@@ -77,7 +70,9 @@ TEST_CASE("counting pairs: exact where it can be, within half a percent where it
         for (bool fixed : {false, true}) {
             const Strided policy(stride, fixed);
             INFO("stride " << stride << ", fixed " << fixed);
-            const double pairs = pairs_one_by_one(policy, 3000);
+            double pairs = 0;
+            for (int i = 0; i < 3000; i++)
+                for (int j = 0; j <= i; j++) pairs += policy.visible(0, i, j);
             CHECK(count_pairs(policy, 2, 3000).pairs == 2 * pairs);
             CHECK(count_pairs(policy, 2, 3000).tiles == 2 * 47 * 48 / 2);
             CHECK(std::abs(count_pairs(policy, 2, 3000, 0).pairs / (2 * pairs) - 1) <= 0.005);
