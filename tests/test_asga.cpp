@@ -3,8 +3,6 @@
 #include "attention/asga_fixed.cuh"
 #include "attention/asga_neither.cuh"
 #include "attention/asga_no_geometry.cuh"
-#include "tests/catch.h"
-#include "tests/check.h"
 #include "tests/whole_model.h"
 
 namespace {

@@ -7,22 +7,14 @@
 #include "model/checkpoint/safetensors.h"
 #include "model/operations/embedding.cuh"
 #include "model/operations/linear.cuh"
-#include "tests/catch.h"
-#include "tests/check.h"
 #include "tests/finite_differences.h"
-#include "tests/temporary_folder.h"
-#include "tests/threads.h"
 #include "tests/tiny_run.h"
 
 namespace {
 
 float rounded(float x) { return float(StoredBf16(x)); }
 
-std::vector<StoredBf16> stored(const std::vector<float>& numbers) {
-    std::vector<StoredBf16> all;
-    for (float x : numbers) all.push_back(StoredBf16(x));
-    return all;
-}
+std::vector<StoredBf16> stored(const std::vector<float>& numbers) { return {numbers.begin(), numbers.end()}; }
 
 /// The layer in double, from a matrix of floats or of bf16.
 template <class W>

@@ -3,9 +3,6 @@
 #include "attention/seer.cuh"
 
 #include "tests/attention_case.h"
-#include "tests/catch.h"
-#include "tests/check.h"
-#include "tests/errors.h"
 
 namespace {
 

@@ -3,8 +3,6 @@
 #include "attention/longnet.cuh"
 #include "attention/strided.cuh"
 #include "tests/attention_case.h"
-#include "tests/catch.h"
-#include "tests/check.h"
 #include "tests/threads.h"
 
 namespace {

@@ -2,8 +2,6 @@
 #include "attention/deepseek_sparse.cuh"
 #include "model/qwen.h"
 #include "tests/attention_case.h"
-#include "tests/catch.h"
-#include "tests/check.h"
 #include "tests/threads.h"
 
 namespace {

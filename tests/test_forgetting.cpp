@@ -1,9 +1,6 @@
 // The Forgetting Transformer's sums of log gates: how many digits are left of them in a long text.
 #include "attention/forgetting.cuh"
-
 #include "tests/attention_case.h"
-#include "tests/catch.h"
-#include "tests/check.h"
 
 namespace {
 

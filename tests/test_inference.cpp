@@ -4,7 +4,6 @@
 
 #include "model/generate/mechanisms.cuh"
 #include "model/run/shared_contexts.cuh"
-#include "tests/catch.h"
 #include "tests/items.h"
 
 namespace {

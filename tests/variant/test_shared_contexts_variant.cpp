@@ -1,8 +1,5 @@
 // Multiple choice with each context computed once, against a pass over every answer with its context, for each attention variant.
 #include "tests/items.h"
-#include "tests/threads.h"
-#include "tests/variants.h"
-#include "tests/whole_model.h"
 
 namespace {
 
