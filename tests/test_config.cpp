@@ -53,6 +53,10 @@ json with(json object, const json& keys) {
     object.update(keys);
     return object;
 }
+json without(json object, const std::string& key) {
+    object.erase(key);
+    return object;
+}
 
 }   // namespace
 
@@ -109,9 +113,7 @@ TEST_CASE("a model without QK-norm and without biases is written and read as Lla
     CHECK(object["attention_bias"] == false);
     const Config back = read(object);
     CHECK((!back.qk_norm && !back.qkv_bias && parameters(back) == parameters(config)));
-    json by_type = object;
-    by_type.erase("architectures");
-    CHECK_FALSE(read(by_type).qkv_bias);
+    CHECK_FALSE(read(without(object, "architectures")).qkv_bias);
     refused(object, "attention_bias", true);   // there o_proj has one too
     refused(object, "mlp_bias", true);
     config.qk_norm = config.qkv_bias = true;
@@ -130,19 +132,14 @@ TEST_CASE("a sliding window counts the query's own key in Hugging Face's form", 
     object.erase("attention_window");
     CHECK(read(object).setting("attention_window") == 256);
     refused(object, "attention_window", 257, "sliding_window");
-    json without = object;
-    without.erase("sliding_window");
-    refused(without, "attention_window", 0.5);
-    refused(without, "attention_window", -1);
-    refused(without, "unrelated", 1, "attention_window");
+    refused_each(without(object, "sliding_window"), {{"attention_window", 0.5}, {"attention_window", -1}});
+    refused(without(object, "sliding_window"), "unrelated", 1, "attention_window");
     refused(object, "layer_types", {"full_attention", "full_attention"}, "layer_types");
     refused(object, "layer_types", {"sliding_attention"}, "has 1 layers, but num_hidden_layers is 2");
 }
 
 TEST_CASE("layers of Qwen folders with mixed windows are causal or slide as transformers has them", "[config]") {
-    json object = as_json();
-    object.erase("attention_variant");
-    object["use_sliding_window"] = true, object["sliding_window"] = 17;
+    json object = with(without(as_json(), "attention_variant"), {{"use_sliding_window", true}, {"sliding_window", 17}});
     auto variants = [&] {
         const Config config = read(object);
         std::vector<std::string> of_layers;
@@ -224,9 +221,7 @@ TEST_CASE("what transformers does not compute names its code, and has layers tha
 }
 
 TEST_CASE("forms of config.json that other programs write are understood", "[config]") {
-    json object = as_json("qwen2.5-0.5b");
-    object.erase("head_dim");
-    object.erase("architectures");
+    json object = without(without(as_json("qwen2.5-0.5b"), "head_dim"), "architectures");
     CHECK(read(object).HS == 64);
     CHECK(read(object).qkv_bias);
     object.erase("rope_theta");
@@ -274,8 +269,7 @@ TEST_CASE("RoPE scaling: every type under its old and new keys comes back, defau
 }
 
 TEST_CASE("RoPE scaling: other types, missing keys and values out of range are refused by name", "[config]") {
-    json object = as_json();
-    object.erase("rope_parameters");
+    const json object = without(as_json(), "rope_parameters");
     for (const char* type : {"dynamic", "longrope", "su", "mrope", "proportional", ""})
         for (const char* key : {"type", "rope_type"}) {
             refused(object, "rope_scaling", {{key, type}, {"factor", 4}}, std::string("\"") + key + "\" is \"" + type + "\"");
@@ -286,9 +280,7 @@ TEST_CASE("RoPE scaling: other types, missing keys and values out of range are r
     for (const json& keys : {YARN, LLAMA3, json{{"rope_type", "linear"}, {"factor", 4}}})
         for (const auto& [key, value] : keys.items()) {
             if (key == "rope_type") continue;
-            json without = keys;
-            without.erase(key);
-            refused(object, "rope_scaling", without, "needs \"" + key + "\"");
+            refused(object, "rope_scaling", without(keys, key), "needs \"" + key + "\"");
             refused(object, "rope_scaling", with(keys, {{key, nullptr}}), "needs \"" + key + "\"");
             for (const json& broken : {json("4"), json(0), json(-1), json(true), json(1e300)}) {
                 INFO(broken.dump());
@@ -315,9 +307,7 @@ TEST_CASE("keys that would change the mathematics are refused by name", "[config
                           {"layer_types", {"full_attention", "sliding_attention"}}, {"use_mrope", true},
                           {"architectures", "Qwen3ForCausalLM"}});
     refused(object, "rope_parameters", {{"rope_theta", 1e6}, {"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
-    json sliding = object;   // and no layer of the variant that is named does
-    sliding["sliding_window"] = 9;
-    refused(sliding, "use_sliding_window", true);
+    refused(with(object, {{"sliding_window", 9}}), "use_sliding_window", true);   // and no layer of the variant that is named does
 }
 
 TEST_CASE("broken values are refused by file and key", "[config]") {
@@ -334,9 +324,7 @@ TEST_CASE("broken values are refused by file and key", "[config]") {
     refused(object, "num_key_value_heads", 3, "multiple");
     refused(object, "head_dim", 15, "even");
     refused(object, "vocab_size", 256, "vocab_size");
-    json huge = object;
-    huge["hidden_size"] = 1 << 18, huge["intermediate_size"] = 1 << 22;
-    CHECK(refusal(huge.dump()).find("2^40") != std::string::npos);
+    refused(with(object, {{"hidden_size", 1 << 18}}), "intermediate_size", 1 << 22, "2^40");
 }
 
 TEST_CASE("text that is no JSON object is refused", "[config]") {
@@ -407,12 +395,9 @@ TEST_CASE("keys that config.json lacks have the defaults of transformers for the
             compared++;
         }
         CHECK(compared >= 16);
-        json full = table["defaults"];
-        full["architectures"] = ours["architectures"];
-        CHECK(again(read(full)) == ours);
+        CHECK(again(read(with(table["defaults"], {{"architectures", ours["architectures"]}}))) == ours);
 
-        json small = minimal;
-        small["hidden_size"] = 512, small["num_attention_heads"] = 8;
+        json small = with(minimal, {{"hidden_size", 512}, {"num_attention_heads", 8}});
         if (type == std::string("llama")) {
             const Config config = read(small);
             CHECK((config.NKV == table["small"]["num_key_value_heads"] && config.HS == 64));
@@ -422,9 +407,7 @@ TEST_CASE("keys that config.json lacks have the defaults of transformers for the
             small["num_key_value_heads"] = nullptr;   // as many as query heads
             const Config config = read(small);
             CHECK((config.NKV == 8 && config.HS == (least.qk_norm ? 128 : 64)));
-            json sliding = minimal;
-            sliding["use_sliding_window"] = true;
-            const Config slides = read(sliding);
+            const Config slides = read(with(minimal, {{"use_sliding_window", true}}));
             CHECK(slides.of_layer(31).setting("attention_window") == table["sliding"]["sliding_window"].get<double>() - 1);
             for (int l = 0; l < slides.L; l++)
                 CHECK((slides.of_layer(l).variant == "causal") == (table["sliding"]["layer_types"][size_t(l)] == "full_attention"));
@@ -451,9 +434,7 @@ TEST_CASE("every key of config.json is computed, known to have no effect, or ref
                           {"eos_token_id", "</s>"}, {"eos_token_id", json{1, nullptr}}});
     refused(object, "model_type", "llama", "make them agree");
     refused(object, "rope_parameters", {{"rope_theta", 1e6}, {"rope_type", "default"}, {"factor", 2.0}}, "\"factor\"");
-    const json own = auto_map();
-    json renamed = own;
-    renamed["AutoModelForCausalLM"] = "modeling.Model";
+    const json own = auto_map(), renamed = with(own, {{"AutoModelForCausalLM", "modeling.Model"}});
     for (const json& value : {json{{"AutoModel", "modeling.Model"}}, renamed, json("modeling.Model")})
         refused(object, "auto_map", value);
     object["auto_map"] = own;
@@ -463,14 +444,11 @@ TEST_CASE("every key of config.json is computed, known to have no effect, or ref
     object.erase("auto_map");
     object.erase("attention_variant");
     refused(object, "auto_map", {{"AutoModel", "modeling.Model"}});
-    json sliding = object;
-    sliding["use_sliding_window"] = true, sliding["max_window_layers"] = 0;
-    sliding["sliding_window"] = 8, sliding["attention_window"] = 7;
-    sliding.erase("layer_types");
+    const json sliding = with(without(object, "layer_types"), {{"use_sliding_window", true}, {"max_window_layers", 0},
+                                                               {"sliding_window", 8}, {"attention_window", 7}});
     CHECK(refusal(sliding.dump()) == "");
     refused(sliding, "logit_scale", 0.5, "\"logit_scale\", which is 0.5, is not known");
-    json llama = object;
-    llama["architectures"] = {"LlamaForCausalLM"}, llama["model_type"] = "llama";
+    const json llama = with(object, {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"}});
     refused(llama, "use_sliding_window", true, "no sliding windows");
     object["hidden_act"] = "swish", object["is_decoder"] = true, object["temperature"] = 0.7;
     CHECK(refusal(object.dump()) == "");
