@@ -5,9 +5,7 @@
 
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/safetensors.h"
-#include "model/operations/embedding.cuh"
-#include "model/operations/linear.cuh"
-#include "tests/finite_differences.h"
+#include "tests/ops.h"
 #include "tests/tiny_run.h"
 
 namespace {
@@ -16,20 +14,7 @@ float rounded(float x) { return float(StoredBf16(x)); }
 
 std::vector<StoredBf16> stored(const std::vector<float>& numbers) { return {numbers.begin(), numbers.end()}; }
 
-/// The layer in double, from a matrix of floats or of bf16.
-template <class W>
-std::vector<double> product(const std::vector<float>& x, const std::vector<W>& weight, const float* bias, int rows, int IN, int OUT) {
-    std::vector<double> out(size_t(rows) * OUT);
-    for (int r = 0; r < rows; r++)
-        for (int o = 0; o < OUT; o++) {
-            double sum = bias ? bias[o] : 0;
-            for (int n = 0; n < IN; n++) sum += double(x[size_t(r) * IN + n]) * double(float(weight[size_t(o) * IN + n]));
-            out[size_t(r) * OUT + o] = sum;
-        }
-    return out;
-}
-
-/// A layer of `rows` rows, and each row by itself.
+/// A layer of `rows` rows, from a matrix of floats or of bf16, and each row by itself.
 template <class W>
 void check_rows(const std::vector<W>& weight, int rows, int IN, int OUT, bool with_bias) {
     INFO("rows " << rows << ", in " << IN << ", out " << OUT << ", bytes of a weight " << sizeof(W));
@@ -37,7 +22,8 @@ void check_rows(const std::vector<W>& weight, int rows, int IN, int OUT, bool wi
     const float* const bias = with_bias ? biases.data() : nullptr;
     std::vector<float> out(size_t(rows) * OUT), alone(OUT);
     linear_forward(CPU{}, out.data(), x.data(), Matrix<float>(weight.data()), bias, rows, IN, OUT);
-    CHECK(difference(out, product(x, weight, bias, rows, IN, OUT), rounding<float>(IN + 1)) == "");
+    const Arrays<double> in = {{x.begin(), x.end()}, {weight.begin(), weight.end()}, {biases.begin(), biases.end()}};
+    CHECK(difference(out, Linear{rows, IN, OUT, with_bias, Write::overwrite}.formula(in), rounding<float>(IN + 1)) == "");
     for (int r = 0; r < rows && rows <= FEW_ROWS; r++) {
         linear_forward(CPU{}, alone.data(), x.data() + size_t(r) * IN, Matrix<float>(weight.data()), bias, 1, IN, OUT);
         CHECK(bit_difference(alone, std::vector<float>(out.begin() + r * OUT, out.begin() + (r + 1) * OUT)) == "");
