@@ -1,5 +1,6 @@
 // The parts of a byte-level BPE tokenizer by themselves: merging and its cache, NFC.
 #include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "data/tokenizers/bpe.h"
@@ -25,17 +26,13 @@ Ids merged_naively(const std::string& text, const std::vector<Merge>& merges) {
     }
 }
 
-std::array<uint32_t, byte_values> identity() {
-    std::array<uint32_t, byte_values> ids;
-    for (uint32_t byte = 0; byte < byte_values; ++byte) ids[byte] = byte;
-    return ids;
-}
-
 }  // namespace
 
 TEST_CASE("merging: short and long pieces, against the definition", "[tokenizer]") {
     std::mt19937 generator(1);
     const auto random = [&](uint32_t below) { return generator() % below; };
+    std::array<uint32_t, byte_values> bytes;
+    std::iota(bytes.begin(), bytes.end(), 0u);
     for (int round = 0; round < 40; ++round) {
         std::vector<Merge> merges;
         for (uint32_t n = 0; n < 30; ++n) {
@@ -46,7 +43,7 @@ TEST_CASE("merging: short and long pieces, against the definition", "[tokenizer]
             const auto later = [&](const Merge& o) { return o.result > m.result && o.left == m.left && o.right == m.right; };
             return std::any_of(merges.begin(), merges.end(), later);
         });
-        const BytePairEncoder encoder(identity(), merges, {});
+        const BytePairEncoder encoder(bytes, merges, {});
         MergeScratch scratch;
         for (const size_t length : {1, 2, 3, 23, 24, 25, 47, 48, 49, 200}) {
             std::string piece;

@@ -22,13 +22,6 @@ std::vector<uint8_t> every_third(size_t count) {
     return mask;
 }
 
-std::vector<int32_t> targets_in(const TokenStream& stream, uint64_t start, size_t count) {
-    std::vector<int32_t> targets(count);
-    stream.copy(start, count, targets.data());
-    stream.hide_targets(start, count, targets.data());
-    return targets;
-}
-
 }   // namespace
 
 TEST_CASE("loss mask: round-trips behind tokens of 16 and 32 bits, under a version of its own") {
@@ -73,7 +66,10 @@ TEST_CASE("loss mask: a stream of shards with and without one, over their bounda
     write_masked(file_in(folder, "s_1.bin"), ramp(6, 4), every_third(6), 512);
     const TokenStream stream(file_in(folder, "s_*.bin"), 512);
     CHECK(stream.masked());
-    CHECK(targets_in(stream, 2, 8) == std::vector<int32_t>{2, 3, 4, -1, -1, 7, -1, -1});
+    std::vector<int32_t> targets(8);
+    stream.copy(2, 8, targets.data());
+    stream.hide_targets(2, 8, targets.data());
+    CHECK(targets == std::vector<int32_t>{2, 3, 4, -1, -1, 7, -1, -1});
     CHECK(stream.count_targets(2, 8) == 4);
 }
 
