@@ -1,12 +1,10 @@
 // Tokenizer, shards and streams: round trips, and every way in which a shard can be wrong.
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
 
 #include "data/stream.h"
 #include "data/tokenizers/tokenizer.h"
-#include "model/base/disk.h"
 #include "tests/file_size_limit.h"
 #include "tests/shards.h"
 
@@ -234,11 +232,6 @@ TEST_CASE("output files: what stands under the temporary name is replaced, and n
     std::filesystem::create_directories(folder / "a.bin.tmp/in the way");
     CHECK(says(error_of([&] { write_shard(file_in(folder, "a.bin"), ramp(7), 512); }), {"a.bin", "a.bin.tmp", "exists"}));
     CHECK(Shard(file_in(folder, "a.bin")).size() == 6);
-}
-
-TEST_CASE("output files: a file that takes no bytes is an error") {
-    const Descriptor full(::open("/dev/full", O_WRONLY));
-    if (full.is_open()) CHECK_FALSE(write_all(full.get(), "abc", 3));
 }
 
 TEST_CASE("expand_glob sorts, takes plain names and refuses a pattern without files") {
