@@ -36,11 +36,9 @@ void change_secretly(const std::string& path, uint16_t token) {
 void falsify_record(const std::filesystem::path& records, uint32_t largest, bool with_hash) {
     const auto record = records / names_in(records).front();
     std::string identity, before, hash;
-    {
-        std::ifstream held(record);
-        std::getline(held, identity);
-        held >> before >> hash;
-    }
+    std::ifstream held(record);
+    std::getline(held, identity);
+    held >> before >> hash;
     std::ofstream(record) << identity << '\n' << largest << ' ' << (with_hash ? hash : "") << '\n';
 }
 
