@@ -1,5 +1,5 @@
-// ./tokenize as a library: documents, splits, shards, and that a run which fails leaves nothing behind; and the option parser.
-#include "model/base/command_line.h"
+// ./tokenize as a library: documents, splits, shards, and that a run which fails leaves nothing behind; and the nearest option.
+#include "model/base/options.h"
 #include "tests/tokenizing.h"
 
 namespace {
@@ -33,17 +33,6 @@ struct TokenizeRun {
         CHECK(tokens(folder, "val") == documents(val));
     }
 };
-
-bool parse(std::vector<const char*> arguments) {
-    arguments.insert(arguments.begin(), "program");
-    CLI::App app;
-    int batch_size = 0;
-    std::string out;
-    app.add_option("--batch-size", batch_size);
-    app.add_option("--out", out)->required();
-    app.set_config("--config");
-    return parse_options(app, static_cast<int>(arguments.size()), arguments.data());
-}
 
 }  // namespace
 
@@ -221,18 +210,4 @@ TEST_CASE("nearest finds slips of the fingers and nothing else") {
     CHECK(nearest("--step", options) == "--steps");
     CHECK(nearest("--ouput", options) == "--out");
     CHECK(nearest("--temperature", options).empty());
-}
-
-TEST_CASE("parse_options: unknown options name the nearest one, even where it hides a missing one") {
-    const TemporaryFolder folder;
-    CHECK(parse({"--out", "x", "--batch-size=3"}));
-    CHECK_FALSE(parse({"--help"}));
-    for (const auto& arguments : std::vector<std::vector<const char*>>{{"--outt", "x"}, {"--outt=x"}, {"--out", "x", "--batch_size", "3"}}) {
-        CHECK(says(error_of([&] { parse(arguments); }), Exit::usage, {"unknown option", "did you mean --"}));
-    }
-    CHECK(says(error_of([&] { parse({"--out", "x", "--batch-size", "three"}); }), {"--batch-size", "three"}));
-    write_text(file_in(folder, "c.ini"), "batch_sise=3\n");
-    const std::string config = file_in(folder, "c.ini");
-    const Error error = error_of([&] { parse({"--out", "x", "--config", config.c_str()}); });
-    CHECK(says(error, Exit::usage, {"--batch_sise", "did you mean --batch-size?", "configuration file"}));
 }

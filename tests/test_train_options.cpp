@@ -133,7 +133,7 @@ std::string fact(const Data& data, const std::string& name) {
 
 TEST_CASE("train options: what no option takes is refused by its name", "[options]") {
     const Case cases[] = {
-        {"asga", "--batchsize 4", "did you mean --batch-size?"},
+        {"asga", "--batchsize=4", "unknown option --batchsize; did you mean --batch-size?"},
         {"asga_no_geometry", "--asga-hiden 8", "did you mean --asga-hidden?"},
         {"causal", "--atention psa", "did you mean --attention?"},
         {"causal", "--moba-block 64", "unknown option --moba-block"},
@@ -193,7 +193,7 @@ TEST_CASE("train options: a file for --config takes zeros, comments and quotes a
     const Options own = parsed("causal", {"--config", file});
     CHECK((own.out == "o'brien" && own.steps == 2));
     write_text(file, "stepz = 3\n");
-    refuses(Exit::usage, "asga", {"--config", file}, "did you mean --steps?");
+    refuses(Exit::usage, "asga", {"--config", file}, "unknown option --stepz in the configuration file; did you mean --steps?");
     write_text(file, "{\"hidden_size\": 64}");
     refuses(Exit::usage, "asga", {"--config", file}, "--model takes the folder of a config.json");
     for (const char* prompt : {"# We \"the people\"", "it's {}", " a  #b, [c]", "o'brien # and", ""}) {
