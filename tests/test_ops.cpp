@@ -2,34 +2,21 @@
 // The optimiser is in test_optimizer.cpp.
 #include "tests/ops.h"
 
-namespace {
-
-/// RoPE alone, on `heads` query heads.
-QkNormRope rope(int B, int T, int heads, int HS, double theta = 1e4) {
-    return {B, T, heads, 0, HS, false, false, true, Write::overwrite, theta};
-}
-
-}   // namespace
-
 TEST_CASE("embedding: one token, repeated tokens, a partial range of channels", "[ops]") {
     check_operation(Embedding{{2}, 3, 1});
     check_operation(Embedding{{4, 0, 4, 4, 1, 0}, 5, 8});
     check_operation(Embedding{{0, 1, 2, 1, 0, 6, 6}, 7, 40});
 }
 
-TEST_CASE("linear: with and without bias, overwriting and adding; one token, one channel, a partial range of channels", "[ops]") {
+TEST_CASE("linear: with and without bias, overwriting and adding; one token, one channel, a partial vector, many rows", "[ops]") {
     for (Write write : {Write::overwrite, Write::add})
         for (bool bias : {false, true}) {
             check_operation(Linear{1, 5, 3, bias, write});
             check_operation(Linear{4, 1, 1, bias, write});
             check_operation(Linear{7, 6, 35, bias, write});
+            const Threads three(3);
+            check_operation(Linear{800, 3, 5, bias, write});   // rows divided over threads
         }
-}
-
-TEST_CASE("linear: rows divided over three threads", "[ops]") {
-    const Threads three(3);
-    for (Write write : {Write::overwrite, Write::add})
-        for (bool bias : {false, true}) check_operation(Linear{800, 3, 5, bias, write});
 }
 
 TEST_CASE("swiglu: one row, several rows, a partial vector", "[ops]") {
@@ -76,17 +63,18 @@ TEST_CASE("qk_norm: with weights and without, heads in groups of 1, 2 and 4; one
     }
 }
 
-TEST_CASE("rope: rotate-half at every position; one token, several sequences and heads, the smallest head", "[ops]") {
-    check_operation(rope(1, 1, 1, 4));
-    check_operation(rope(2, 5, 3, 8));
-    check_operation(rope(1, 7, 2, 2, 1e6));
+TEST_CASE("rope alone: rotate-half at every position, without keys, the smallest head", "[ops]") {
+    for (int HS : {2, 8}) check_operation(QkNormRope{2, 7, 3, 0, HS, false, false, true, Write::overwrite, 1e6});
 }
 
-TEST_CASE("qk_norm and rope in one pass: with both outputs and with the rotated one alone", "[ops]") {
+TEST_CASE("qk_norm and rope in one pass: both outputs and the rotated one alone, which an attention factor scales", "[ops]") {
     for (bool pre : {true, false})
         for (bool weights : {true, false}) {
             check_operation(QkNormRope{1, 1, 2, 2, 4, weights, pre});
-            check_operation(QkNormRope{2, 5, 4, 2, 6, weights, pre, true, Write::add});
+            QkNormRope op{2, 5, 4, 2, 6, weights, pre, true, Write::add};
+            check_operation(op);
+            op.scaling = SCALED;
+            check_operation(op);
         }
 }
 
@@ -94,15 +82,6 @@ TEST_CASE("qk_norm and rope in one pass: positions that count anew in every docu
     QkNormRope op{2, 7, 4, 2, 6, true, true};
     op.document = 3;
     check_operation(op);
-}
-
-TEST_CASE("qk_norm and rope in one pass: an attention factor scales the rotated output and its gradient alone", "[ops]") {
-    for (bool pre : {true, false})
-        for (bool weights : {true, false}) {
-            QkNormRope op{2, 5, 4, 2, 6, weights, pre, true, Write::add};
-            op.scaling = SCALED;
-            check_operation(op);
-        }
 }
 
 TEST_CASE("rope: the frequencies of every type are those of transformers", "[ops]") {
