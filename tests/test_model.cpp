@@ -214,28 +214,24 @@ namespace {
 constexpr const char* FIVE[] = {"asga", "dsa", "shaw", "nsa", "causal"};
 constexpr const char* SOME_WITH_LOSS[] = {"moh", "causal"};
 
-Config five_layers() {
-    Config config = config_of({});
-    config.L = 5;
-    return config;
-}
-
 }   // namespace
 
 TEST_CASE("layers of different mechanisms: gradients, recomputation to the bit, inference", "[model]") {
     const Variant mixed = in_turn<FIVE>();
-    Trial<double> trial(mixed, five_layers(), 1, 67, 1, 67);
+    Config config = config_of({});
+    config.L = 5;
+    Trial<double> trial(mixed, config, 1, 67, 1, 67);
     CHECK(model_gradient_difference(trial) == "");
 
     const Threads one(1);
-    Trial<float> keeping(mixed, five_layers(), 2, 67, 2, 67);
+    Trial<float> keeping(mixed, config, 2, 67, 2, 67);
     const double loss = keeping.loss_and_gradients();
     for (Recompute what : {Recompute::cheap, Recompute::layers}) {
-        Trial<float> recomputing(mixed, five_layers(), 2, 67, 2, 67, what);
+        Trial<float> recomputing(mixed, config, 2, 67, 2, 67, what);
         CHECK(recomputing.loss_and_gradients() == loss);
         CHECK(bit_difference(recomputing.gradients(), keeping.gradients()) == "");
     }
-    Trial<float> inference(mixed, five_layers(), 2, 67, 2, 67, Recompute::nothing, 0, 1, Mode::inference);
+    Trial<float> inference(mixed, config, 2, 67, 2, 67, Recompute::nothing, 0, 1, Mode::inference);
     CHECK(inference.loss() == loss);
 }
 

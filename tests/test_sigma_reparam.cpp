@@ -8,16 +8,11 @@ namespace {
 using Double = TrialOf<double, FreezesMlp>;
 using Float = TrialOf<float, FreezesMlp>;
 
-Config config_with(std::map<std::string, double> settings, const ModelShape& form = {}) {
-    Config config = config_of(form);
+Config config_with(std::map<std::string, double> settings) {
+    Config config = config_of({});
     config.settings = std::move(settings);
     config.settings.emplace("sigma_reparam", 1);
     return config;
-}
-
-template <class X>
-std::vector<X> raw_of(Trial<X>& trial) {
-    return trial.all(trial.raw());
 }
 
 }   // namespace
@@ -50,7 +45,7 @@ TEST_CASE("sigma: a run that stops and goes on from its tensors and moments give
     const Threads one(1);
     const Config config = config_with({});
     Float whole(config, 2, 13, 2, 13), before(config, 2, 13, 2, 13), after(config, 2, 13, 2, 13);
-    const std::vector<float> start = raw_of(whole);
+    const std::vector<float> start = whole.all(whole.raw());
     for (int step = 1; step <= 6; step++) whole.loss_and_gradients(), whole.update({}, step);
     for (int step = 1; step <= 3; step++) before.loss_and_gradients(), before.update({}, step);
     const size_t n = before.gpt.net.tensors.size();
@@ -58,7 +53,7 @@ TEST_CASE("sigma: a run that stops and goes on from its tensors and moments give
     std::copy_n(before.gpt.m, n, after.gpt.m), std::copy_n(before.gpt.v, n, after.gpt.v);
     after.weights_set();
     for (int step = 4; step <= 6; step++) after.loss_and_gradients(), after.update({}, step);
-    CHECK(bit_difference(raw_of(after), raw_of(whole)) == "");
+    CHECK(bit_difference(after.all(after.raw()), whole.all(whole.raw())) == "");
     for (const Tensor& t : whole.gpt.net.tensors) {
         INFO(t.name);
         if (t.role != Role::state) CHECK(bit_difference(after.of(after.gpt.weights, t), whole.of(whole.gpt.weights, t)) == "");
@@ -69,12 +64,12 @@ TEST_CASE("sigma: a run that stops and goes on from its tensors and moments give
 
 TEST_CASE("sigma: a step that is not taken, and frozen layers, keep their u", "[sigma]") {
     Float trial(config_with({{"frozen_mlp", 1}}), 1, 9, 1, 9);
-    const std::vector<float> before = raw_of(trial), read = trial.all(trial.gpt.weights);
+    const std::vector<float> before = trial.all(trial.raw()), read = trial.all(trial.gpt.weights);
     trial.loss_and_gradients();
     trial.gpt.norm(CPU{});
     trial.gpt.totals->loss = NAN;
     trial.gpt.update(CPU{}, {}, 1);
-    CHECK(bit_difference(raw_of(trial), before) == "");
+    CHECK(bit_difference(trial.all(trial.raw()), before) == "");
     CHECK(bit_difference(trial.all(trial.gpt.weights), read) == "");
     trial.loss_and_gradients();
     trial.update({}, 1);
