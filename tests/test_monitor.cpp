@@ -1,4 +1,5 @@
 // What the training program says about attention: averages over rows, the alarm, a model whose attention is known.
+#include <array>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -193,14 +194,6 @@ namespace {
 
 const int FEW_TILES = 330;   // tokens: five query tiles and a partial one
 
-/// Blocks of 4 every 2, a window of 9, three tiles chosen: what each branch sees can be counted.
-Config countable_nsa() {
-    Config config = config_of({});
-    config.settings["nsa_selected"] = 3;
-    config.L = 3;
-    return config;
-}
-
 /// What a monitor sees with uniform weights and, in nsa's layers, one gate of 1/2 in each branch n, that of head n + 1.
 AttentionReport look_at_uniform(const Variant& variant, const Config& config) {
     Trial<double> trial(variant, config, 2, FEW_TILES, 2, FEW_TILES);
@@ -212,7 +205,7 @@ AttentionReport look_at_uniform(const Variant& variant, const Config& config) {
     });
 }
 
-/// Checks branch n of nsa in these layers.
+/// Checks branch n of nsa in these layers. With three tiles chosen what each branch sees can be counted.
 void check_uniform_nsa(const BranchReport& r, int n, const std::vector<bool>& layers, const Config& config) {
     const int T = FEW_TILES;
     double seen = 0, entropy = 0;
@@ -242,7 +235,9 @@ constexpr const char* CAUSAL_FIRST[] = {"causal", "nsa"};
 
 TEST_CASE("a monitor of layers with one softmax and with three: each branch in its layers, by name", "[monitor]") {
     const Threads one(1);
-    const Config config = countable_nsa();
+    Config config = config_of({});   // blocks of 4 every 2, a window of 9
+    config.settings["nsa_selected"] = 3;
+    config.L = 3;
     const AttentionReport nsa_first = look_at_uniform(in_turn<NSA_FIRST>(), config);
     REQUIRE(nsa_first.size() == 4);
     for (int n = 0; n < 3; n++) check_uniform_nsa(nsa_first[n], n, {true, false, true}, config);
@@ -272,36 +267,20 @@ TEST_CASE("a monitor has room for one layer, of whichever has the most branches"
     CHECK(bytes(in_turn<NSA_FIRST>(), 0) == 0);
 }
 
-namespace {
-
-/// A number for each layer and branch; none for those that there are not.
-double number_of(int layer, const std::string& name) {
-    const std::map<std::pair<int, std::string>, double> numbers = {{{0, "near"}, 0.5}, {{0, "far"}, 0.25}, {{1, ""}, 0.125},
-                                                                   {{2, "far"}, 1},    {{2, "sink"}, 2},   {{2, "near"}, 3}};
-    const auto at = numbers.find({layer, name});
-    return at == numbers.end() ? NAN : at->second;
-}
-
-/// A layer with this number for all statistics of two heads and three tokens but the pairs.
-LayerStatistics layer_of(double number, double pairs) {
-    const std::vector<double> rows(6, number);
-    return {1, 2, 3, rows, std::vector<double>(6, pairs), {number, number}, rows, rows};
-}
-
-}   // namespace
-
 TEST_CASE("attention report: of layers with branches of their own, null where a layer lacks one", "[monitor]") {
+    // Of each branch its number in every layer that has it. All statistics of two heads and three tokens are that, but the sink's pairs.
+    const std::pair<const char*, std::array<double, 3>> branches[] = {
+        {"near", {0.5, NAN, 3}}, {"far", {0.25, NAN, 1}}, {"", {NAN, 0.125, NAN}}, {"sink", {NAN, NAN, 2}}};
     AttentionReport report;
-    for (const char* name : {"near", "far", "", "sink"}) {
+    for (const auto& [name, numbers] : branches) {
         BranchReport& r = report.emplace_back();
         r.name = name;
         for (int l = 0; l < 3; l++) {
             INFO("layer " << l << " " << name);
-            const double number = number_of(l, name);
-            if (std::isnan(number)) add_layer_without(r, 2);
-            else add_layer(r, layer_of(number, r.name == "sink" ? NAN : number));
-            const std::vector<double> expected(2, number);
-            CHECK(r.in_layer[l] == !std::isnan(number));
+            const std::vector<double> rows(6, numbers[l]), pairs(6, r.name == "sink" ? NAN : numbers[l]), expected(2, numbers[l]);
+            if (std::isnan(numbers[l])) add_layer_without(r, 2);
+            else add_layer(r, {1, 2, 3, rows, pairs, expected, rows, rows});
+            CHECK(r.in_layer[l] == !std::isnan(numbers[l]));
             CHECK((bit_difference(r.entropy[l], expected) == "" && bit_difference(r.gate[l], expected) == ""));
         }
     }
