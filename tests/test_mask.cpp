@@ -2,9 +2,7 @@
 #include <fstream>
 
 #include "model/run/mask.cuh"
-#include "tests/catch.h"
 #include "tests/temporary_folder.h"
-#include "tests/threads.h"
 #include "tests/whole_model.h"
 
 TEST_CASE("the picture of a mask: found from outputs alone, one picture where heads agree", "[monitor]") {

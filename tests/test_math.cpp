@@ -1,6 +1,4 @@
 // Elementary functions of model/device/math.h: accuracy over their whole range, one number and a SIMD vector alike.
-#include "catch.h"
-
 #include <cmath>
 #include <limits>
 

@@ -1,6 +1,4 @@
 // The whole model in all its forms, with plain causal attention; tests/variant/ repeats the essence for every variant.
-#include "catch.h"
-
 #include <deque>
 
 #include "model/run/summary.h"

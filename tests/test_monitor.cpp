@@ -7,9 +7,6 @@
 #include "attention/adaptive_sparse.cuh"
 #include "attention/asga.cuh"
 #include "attention/nsa.cuh"
-#include "tests/catch.h"
-#include "tests/check.h"
-#include "tests/threads.h"
 #include "tests/whole_model.h"
 
 /// What a monitor sees of a model on its tokens, with weights that `change` has set.

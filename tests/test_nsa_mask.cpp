@@ -4,7 +4,6 @@
 
 #include "attention/nsa.cuh"
 #include "tests/attention_case.h"
-#include "tests/catch.h"
 
 namespace {
 

@@ -1,6 +1,4 @@
 // AdamW, Muon, the clip of the global norm and the learning rate's schedule against their formulas.
-#include "catch.h"
-
 #include <cmath>
 
 #include "model/base/disk.h"

@@ -1,6 +1,4 @@
 // Flipped bits in what ranks keep. (tests/ranks.sh flips them in a running job.)
-#include "catch.h"
-
 #include "model/checkpoint/checkpoint.h"
 #include "model/run/replicas.cuh"
 #include "tests/errors.h"

@@ -1,6 +1,4 @@
 // Statistics and frozen tensors: what moves them, what the norm of the gradient counts, shards.
-#include "catch.h"
-
 #include <deque>
 #include <map>
 

@@ -1,7 +1,6 @@
 // The choice of blocks by tokens from scores, and what seer_r trains, where the tests of every variant do not reach.
 #include "attention/seer_r.cuh"
 #include "tests/attention_case.h"
-#include "tests/catch.h"
 
 TEST_CASE("chosen blocks: the greatest scores between the forced blocks, ties to the earlier, above a threshold", "[attention][blocks]") {
     auto choose = [&](const std::vector<double>& scores, const TileChoice& choice, int first = 0) {

@@ -1,6 +1,4 @@
 // A training command up to its first step: options, the checkpoint or folder that it starts from, data, what ranks must share; refusals.
-#include "tests/catch.h"
-
 #include <iostream>
 #include <map>
 #include <sstream>
