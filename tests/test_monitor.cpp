@@ -32,17 +32,12 @@ TEST_CASE("attention report: averages per head over rows that have something to 
     CHECK(r.entropy[0][0] == 1.5 * ln2 / 4);
     CHECK(r.normalised[0][0] == 0.75);
     CHECK(std::isnan(r.normalised[0][1]));   // no row of head 1 has a choice
-    CHECK(r.pairs[0][0] == 1);               // of (T + 1) / 2 = 1.5 keys per row
-    CHECK(r.pairs[0][1] == 0.5 / 1.5);
-    CHECK(r.tiles[0][0] == 1);
-    CHECK(r.tiles[0][1] == 0.5);
-    CHECK(r.gate[0][0] == 0.125);            // tokens come first in a gate: 0, 0.5, 0, 0
-    CHECK(r.gate_off[0][0] == 0.75);
-    CHECK(r.gate[0][1] == 0.625);
-    CHECK(r.gate_off[0][1] == 0.25);
-    CHECK(r.pair_gate[0][0] == 0.25);        // 1.5 of six pairs
-    CHECK(r.pair_gate[0][1] == 0.75);
-    CHECK((r.gate_reach[0][0] == 5 && r.gate_reach[0][1] == 2));
+    CHECK(r.pairs == HeadTable{{1, 0.5 / 1.5}});     // of (T + 1) / 2 = 1.5 keys per row
+    CHECK(r.tiles == HeadTable{{1, 0.5}});
+    CHECK(r.gate == HeadTable{{0.125, 0.625}});      // tokens come first in a gate: of head 0 it is 0, 0.5, 0, 0
+    CHECK(r.gate_off == HeadTable{{0.75, 0.25}});
+    CHECK(r.pair_gate == HeadTable{{0.25, 0.75}});   // of head 0 1.5 of six pairs
+    CHECK(r.gate_reach == HeadTable{{5, 2}});
     CHECK(mean_of(r.normalised) == 0.75);    // of what there is
     const std::string all = summary_of({r});
     CHECK(all == "entropy 0.13 nats (0.75 of log keys), pairs 66.7%, tiles 75.0%, gate 0.38 (50.0% off), pair gate 0.50, farthest "

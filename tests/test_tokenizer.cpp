@@ -14,7 +14,6 @@ using nlohmann::json;
 using Ids = std::vector<uint32_t>;
 
 const std::string fixtures = (std::filesystem::path(__FILE__).parent_path() / "fixtures/tokenizers/").string();
-const std::vector<std::string> fixture_names = {"gpt2", "qwen", "llama", "prefix"};
 
 std::unique_ptr<Tokenizer> fixture(const std::string& name) { return open_tokenizer(fixtures + name + "_tokenizer.json"); }
 
@@ -38,7 +37,7 @@ std::string text_of(const json& line) {
 TEST_CASE("tokenizers: the ids of the tokenizers library, and the text back", "[tokenizer]") {
     const std::vector<json> lines = fixture_lines();
     REQUIRE(lines.size() > 300);
-    for (const std::string& name : fixture_names) {
+    for (const std::string name : {"gpt2", "qwen", "llama", "prefix"}) {
         const auto tokenizer = fixture(name);
         for (const json& line : lines) {
             const std::string text = text_of(line), valid = replace_invalid_utf8(text);
