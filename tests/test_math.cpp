@@ -65,10 +65,6 @@ struct Gelu {
 
 }   // namespace
 
-TEST_CASE("exp_of: float to two units in the last place over its range, one number and a vector of numbers", "[math]") {
-    check_units(2, range(-87.3f, 88.3f, 1 << 20), std::exp, [](auto n) { return exp_of(n); });
-}
-
 TEST_CASE("log_of: float to 1e-7, absolute or relative, over many orders of magnitude and near 1", "[math]") {
     std::vector<float> x = range(0.5f, 2.0f, 1 << 18);
     for (float magnitude = 1e-30f; magnitude < 1e30f; magnitude *= 1.37f) x.push_back(magnitude);
@@ -80,7 +76,8 @@ TEST_CASE("log_of: float to 1e-7, absolute or relative, over many orders of magn
         }
 }
 
-TEST_CASE("exp_of: exact at 0, near 0, and clamped outside of its range; NaN stays NaN, alone and in any lane", "[math]") {
+TEST_CASE("exp_of: float to two units in the last place, to one near 0; clamped outside of its range; NaN stays NaN", "[math]") {
+    check_units(2, range(-87.3f, 88.3f, 1 << 20), std::exp, [](auto n) { return exp_of(n); });
     check_units(1, range(-1e-3f, 1e-3f, 1 << 12), std::exp, [](auto n) { return exp_of(n); });
     CHECK(exp_of(0.0f) == 1);
     for (float below : {-88.0f, -1e30f, -INFINITY}) CHECK((exp_of(below) >= 0 && exp_of(below) < 1.3e-38f));
