@@ -63,7 +63,7 @@ TEST_CASE("qk_norm: with weights and without, heads in groups of 1, 2 and 4; one
     }
 }
 
-TEST_CASE("rope alone: rotate-half at every position, without keys, the smallest head", "[ops]") {
+TEST_CASE("rope: rotate-half at every position; no keys, the smallest head", "[ops]") {
     for (int HS : {2, 8}) check_operation(QkNormRope{2, 7, 3, 0, HS, false, false, true, Write::overwrite, 1e6});
 }
 
