@@ -5,7 +5,6 @@ refuse; and scripts/first_hour.ipynb, run by nbconvert. Prints `ok NAME`, `FAIL 
 
     python3 tests/check_data_scripts.py FOLDER      with shards, a text and a checkpoint of that script
 """
-import contextlib
 import filecmp
 import gzip
 import importlib.util
@@ -17,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 from checks import check
 
@@ -39,16 +39,9 @@ def has(package):
     return spec is not None and spec.origin is not None   # a folder of that name, as scripts/lm_eval, has none
 
 
-@contextlib.contextmanager
 def without(*packages):
     """As where these are not installed."""
-    known = {package: sys.modules.get(package) for package in packages}
-    sys.modules.update(dict.fromkeys(packages))
-    try:
-        yield
-    finally:
-        for package, module in known.items():
-            sys.modules.pop(package) if module is None else sys.modules.update({package: module})
+    return mock.patch.dict(sys.modules, dict.fromkeys(packages))
 
 
 def expect(name, code, word, module, *arguments):
