@@ -16,7 +16,6 @@ import random
 import struct
 import subprocess
 import sys
-import threading
 import unicodedata
 
 from tokenizers import Tokenizer
@@ -84,22 +83,13 @@ def without(text, unknown):
 
 def engine_ids(tokenizer, texts):
     """One array of ids a text."""
-    process = subprocess.Popen([PROGRAM, str(tokenizer)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def write():
-        for text in texts:
-            process.stdin.write(struct.pack("<I", len(text)) + text)
-        process.stdin.close()
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
+    records = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    numbers = array.array("I", subprocess.run([PROGRAM, str(tokenizer)], input=records, stdout=subprocess.PIPE, check=True).stdout)
+    begin = 0
     for _ in texts:
-        (count,) = struct.unpack("<I", process.stdout.read(4))
-        ids = array.array("I")
-        ids.frombytes(process.stdout.read(4 * count))
-        yield ids
-    writer.join()
-    assert process.wait() == 0, f"{PROGRAM} failed"
+        end = begin + 1 + numbers[begin]   # behind the count of ids
+        yield numbers[begin + 1:end]
+        begin = end
 
 
 def compare(name, tokenizer_path, library, texts, unknown):
