@@ -24,11 +24,7 @@ WHITE_SPACE = (' ', '\t', '\n', '\v', '\f', '\r')
 
 def load_task(name, files, folder):
     """The harness's task, over the rows of its own repository or those of the files. `folder` is for temporary files."""
-    try:
-        from lm_eval.tasks import TaskManager
-    except ImportError:
-        raise needed('lm_eval') from None
-    manager = TaskManager()
+    manager = needed('lm_eval.tasks').TaskManager()
     if name not in manager.all_subtasks:
         raise Problem(f'{name}: is no task of lm-evaluation-harness; {sys.executable} -m lm_eval ls tasks lists them')
     config = {'include': str(manager.task_index[name].yaml_path), 'task': f'{name}_items'}

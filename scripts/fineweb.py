@@ -13,6 +13,7 @@ Needs pyarrow for files of tables and huggingface_hub for the hub. Exit codes: t
 """
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -38,8 +39,13 @@ class Problem(Exception):
     """A sentence for the user; ends the program with exit code 3."""
 
 
-def needed(package):
-    return Problem(f'the Python package {package} is needed: python3 -m pip install {package}')
+def needed(name):
+    """The Python module of that name."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition('.')[0]
+        raise Problem(f'the Python package {package} is needed: python3 -m pip install {package}') from None
 
 
 def check_hash(path, sha256):
@@ -54,16 +60,13 @@ def check_hash(path, sha256):
 def bring_from_hub(repository, wanted, folder=None):
     """Paths of the files of a dataset whose names `wanted` accepts, in order. Downloads what is not there yet: huggingface_hub goes
     on with files that were begun and shows its progress. Into its cache, or into `folder`."""
+    hub = needed('huggingface_hub')
     try:
-        from huggingface_hub import HfApi, hf_hub_download
-    except ImportError:
-        raise needed('huggingface_hub') from None
-    try:
-        tree = HfApi().list_repo_tree(repository, recursive=True, repo_type='dataset')
+        tree = hub.HfApi().list_repo_tree(repository, recursive=True, repo_type='dataset')
         files = sorted((file for file in tree if hasattr(file, 'size') and wanted(file.path)), key=lambda file: file.path)
         paths = []
         for file in files:
-            path = hf_hub_download(repository, file.path, repo_type='dataset', local_dir=folder)
+            path = hub.hf_hub_download(repository, file.path, repo_type='dataset', local_dir=folder)
             if file.lfs:
                 check_hash(path, file.lfs.sha256)
             paths.append(path)
@@ -79,11 +82,7 @@ def bring_from_hub(repository, wanted, folder=None):
 def open_texts(path, column):
     """How many rows a parquet or Arrow file has, and its column of texts in batches."""
     kind = 'parquet' if str(path).endswith('.parquet') else 'Arrow'
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise needed('pyarrow') from None
+    pyarrow, parquet = needed('pyarrow'), needed('pyarrow.parquet')
     try:
         if kind == 'parquet':
             file = parquet.ParquetFile(path)

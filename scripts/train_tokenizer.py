@@ -129,10 +129,7 @@ def parse():
 
 def main():
     options = parse()
-    try:
-        import tokenizers  # noqa: F401
-    except ImportError:
-        raise needed('tokenizers') from None
+    needed('tokenizers')
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)   # before the long work, not behind it
     except OSError as error:
