@@ -149,11 +149,6 @@ def engine_turn(program, folder, shard, row, out):
     return [json.loads(line) for line in open(out / "log.jsonl")]
 
 
-def torch_turn(name):
-    """The record that torch_worker() prints, from a process of its own."""
-    return json.loads(run("PyTorch", [sys.executable, __file__, "--worker", name]).strip().splitlines()[-1])
-
-
 def torch_worker(row):
     """Trains and prints one line of JSON. Nothing waits for the device within the timed steps."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -202,7 +197,7 @@ def compare(name, options, work):
         except RuntimeError as error:
             trouble.append(str(error))
         try:
-            result = torch_turn(name)
+            result = json.loads(run("PyTorch", [sys.executable, __file__, "--worker", name]).strip().splitlines()[-1])
             theirs += [row.B * row.T / (ms / 1e3) for ms in result["ms"][WARM_UPS:]]
             theirs_bytes, backend = max(theirs_bytes, result["bytes"]), result["backend"]
         except RuntimeError as error:

@@ -43,19 +43,14 @@ def environment(**faults):
                     "LC_ALL": "C.UTF-8", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"} | {k: str(v) for k, v in faults.items()}
 
 
-def preload(command, faults):
-    """The command with the shim in the program itself, and not in mpirun."""
-    if not faults:
-        return command
-    program = command.index("-np") + 2 if "-np" in command else 0
-    return command[:program] + ["env", f"LD_PRELOAD={SHIM}"] + command[program:]
-
-
 Result = collections.namedtuple("Result", "code out err")
 
 
 def run(folder, command, limit=30, **faults):
-    process = subprocess.Popen([str(word) for word in preload(command, faults)], cwd=folder, env=environment(**faults), text=True,
+    if faults:   # the shim is in the program itself, and not in mpirun
+        program = command.index("-np") + 2 if "-np" in command else 0
+        command = command[:program] + ["env", f"LD_PRELOAD={SHIM}"] + command[program:]
+    process = subprocess.Popen([str(word) for word in command], cwd=folder, env=environment(**faults), text=True,
                                errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True)
     try:

@@ -108,10 +108,6 @@ def compare(check):
     return worst
 
 
-def agrees(check, worst):
-    return all(d <= (CLOSE_FLOAT if check.in_float or what.startswith('float32') else CLOSE) for what, d in worst.items())
-
-
 def row(check, worst):
     number = lambda what: f'{worst[what]:.0e}' if what in worst else '-'
     return [check.variant, check.source, check.version(), ', '.join('x'.join(map(str, size)) for size in check.sizes),
@@ -158,7 +154,7 @@ def main():
             print(f'{check.name}: left out: {missing}')
             continue
         worst = compare(check)
-        good = agrees(check, worst)
+        good = all(d <= (CLOSE_FLOAT if check.in_float or what.startswith('float32') else CLOSE) for what, d in worst.items())
         failed = failed or not good
         rows[-1] = row(check, worst)
         print(f'{"ok" if good else "DIFFERS"} {check.name}: ' + ', '.join(f'{what} {d:.1e}' for what, d in worst.items()), flush=True)

@@ -52,14 +52,10 @@ def results(out):
                   for r in Ledger(out / 'ledger.jsonl').records if r['event'] == 'done')
 
 
-def children_of(process):
-    found = subprocess.run(['ps', '--ppid', str(process.pid), '-o', 'pid='], capture_output=True, text=True).stdout
-    return list(map(int, found.split()))
-
-
 def kill(process, trainers):
     """Kill run.py, with or without its trainers."""
-    for pid in [*(children_of(process) if trainers else []), process.pid]:
+    children = subprocess.run(['ps', '--ppid', str(process.pid), '-o', 'pid='], capture_output=True, text=True).stdout.split()
+    for pid in [*(map(int, children) if trainers else []), process.pid]:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
