@@ -36,8 +36,7 @@ MOMENTUM, MUON_SHAPES, MUON_STEPS = 0.95, {'tall': (9, 4), 'wide': (3, 7), 'squa
 SMALLEST_MARGIN = 1e-4    # of a choice: some hundred times what float32 makes of scores
 
 
-# ---------------------------------------------------------------------------------------------------------------------------
-# Weights
+# ----------------------------------------------------------------------------------------------------------------- Weights
 
 def make_weights(form, generator):
     w = {name: tensor.mean + tensor.deviation * torch.randn(*tensor.shape, generator=generator)
@@ -49,8 +48,7 @@ def mean_loss(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-# ---------------------------------------------------------------------------------------------------------------------------
-# Training
+# ---------------------------------------------------------------------------------------------------------------- Training
 
 def roles(form, names):
     """For every tensor: 'decays' or 'plain' (AdamW with weight decay or without), 'frozen', 'state' (the model's own, not the
@@ -118,8 +116,7 @@ def make_tokens(form, shape, generator):
     return tokens
 
 
-# ---------------------------------------------------------------------------------------------------------------------------
-# Hugging Face folders
+# ---------------------------------------------------------------------------------------------------- Hugging Face folders
 
 def hugging_face_config(form):
     sizes = dict(vocab_size=form.V, hidden_size=form.C, num_hidden_layers=form.L, num_attention_heads=form.NH,
@@ -211,8 +208,7 @@ def write_fixture(name, form, folder):
     print(summary, flush=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------------
-# Muon
+# -------------------------------------------------------------------------------------------------------------------- Muon
 
 def orthogonalised(u):
     """The Newton-Schulz iterations of torch.optim.Muon in the type of u, (OUT, IN); torch's own round to bfloat16."""
