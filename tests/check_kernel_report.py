@@ -8,6 +8,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "dev" / 
 import model   # noqa: E402
 import report   # noqa: E402
 import sass   # noqa: E402
+from checks import check   # noqa: E402
 
 HEADER = """
 	.section	.nv.info.k,"",@"SHT_CUDA_INFO"
@@ -82,20 +83,16 @@ def kernel():
     return sass.parse(text)[0]
 
 
-def check(name, found, expected):
-    print(f"ok {name}" if found == expected else f"FAIL {name}: {found} instead of {expected}")
-
-
 row = report.row_of(kernel(), "sm_90", report.resources(LOG)["k"], [55296, 2, 1])
-check("a kernel's counts", row, COUNTED)
+check("a kernel's counts", row == COUNTED, row)
 
 report.BUDGET = pathlib.Path(sys.argv[1]) / "budget.txt"
 report.write_budget([row], "nvcc 1")
-check("2% more instructions are within the budget, rounded up, and no more",
-      [report.over_budget([{**row, "instructions": n}], "nvcc 1") for n in (22, 23)], [[], ["k sm_90 instructions: 23, budget 22"]])
-check("a kernel without a line is named", report.over_budget([{**row, "arch": "sm_80"}], "nvcc 1"),
-      ["k sm_80 has no line in budget.txt"])
-check("another compiler's budget is not compared", report.over_budget([row], "nvcc 2"), None)
+over = [report.over_budget([{**row, "instructions": n}], "nvcc 1") for n in (22, 23)]
+check("2% more instructions are within the budget, rounded up, and no more", over == [[], ["k sm_90 instructions: 23, budget 22"]], over)
+over = report.over_budget([{**row, "arch": "sm_80"}], "nvcc 1")
+check("a kernel without a line is named", over == ["k sm_80 has no line in budget.txt"], over)
+check("another compiler's budget is not compared", report.over_budget([row], "nvcc 2") is None)
 
 attention = {**row, "HMMA": 256, "instructions": 1217, "shared_cycles": 384, "serial_loads": 0}
-check("a kernel like one of those that were measured is predicted within 10%", 268 <= (model.predict(attention) or 0) <= 328, True)
+check("a kernel like one of those that were measured is predicted within 10%", 268 <= (model.predict(attention) or 0) <= 328)
