@@ -9,28 +9,23 @@ llama.cpp's own converter refuses tokenizers that it has not seen: those of scri
 them, GPT-2's and Qwen's. Other attention mechanisms have no counterpart in llama.cpp (its sliding windows and sinks belong to other
 architectures) and are refused. llama.cpp does not bring text into Unicode's NFC, as Qwen's tokenizers do.
 
-Exit codes: 0 done, 2 usage or a missing package, 3 data.
+Exit codes: 0 done, 2 usage or a missing package, 3 data, 75 stopped.
 """
 import argparse
 import json
 import math
 import os
-import sys
 from pathlib import Path
 
+from fineweb import Problem, run
 from train_tokenizer import QWEN2_PATTERN
-
-
-def fail(code, message):
-    print(f'export_gguf: {message}', file=sys.stderr)
-    sys.exit(code)
 
 
 def read_json(path):
     try:
         return json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
-        fail(3, f'{path}: {error}')
+        raise Problem(f'{path}: {error}') from error
 
 
 def tensors_of(path):
@@ -42,8 +37,8 @@ def tensors_of(path):
     for name, entry in header.items():
         if name == '__metadata__': continue
         if entry['dtype'] != 'F32':
-            fail(3, f'{path}: {name} is {entry["dtype"]}, not F32 as in a checkpoint of this engine; llama.cpp\'s '
-                    'convert_hf_to_gguf.py takes others')
+            raise Problem(f'{path}: {name} is {entry["dtype"]}, not F32 as in a checkpoint of this engine; llama.cpp\'s '
+                          'convert_hf_to_gguf.py takes others')
         yield name, np.memmap(path, np.float32, 'r', 8 + length + entry['data_offsets'][0], tuple(entry['shape']))
 
 
@@ -53,9 +48,9 @@ def architecture(config, folder):
     windows = config.get('use_sliding_window') or set(config.get('layer_types') or ()) - {'full_attention'}
     if variant == 'causal' and windows: variant = 'other than causal'
     if variant != 'causal':
-        fail(3, f'{folder}: has {variant} attention, which llama.cpp cannot compute; only checkpoints of train_causal convert')
+        raise Problem(f'{folder}: has {variant} attention, which llama.cpp cannot compute; only checkpoints of train_causal convert')
     if config['model_type'] not in ('qwen2', 'qwen3'):
-        fail(3, f'{folder}: is of the form {config["model_type"]}; llama.cpp\'s convert_hf_to_gguf.py takes it')
+        raise Problem(f'{folder}: is of the form {config["model_type"]}; llama.cpp\'s convert_hf_to_gguf.py takes it')
     return config['model_type']
 
 
@@ -66,11 +61,11 @@ def add_rope(writer, config, folder):
     kind = scaling['rope_type']
     if kind == 'default': return
     if kind not in ('linear', 'yarn'):
-        fail(3, f'{folder}: has rope_scaling of the type {kind}, which llama.cpp has for Llama\'s form only; run the folder in '
-                'transformers')
+        raise Problem(f'{folder}: has rope_scaling of the type {kind}, which llama.cpp has for Llama\'s form only; run the folder in '
+                      'transformers')
     if (scaling.get('beta_fast', 32), scaling.get('beta_slow', 1), scaling.get('truncate', True)) != (32, 1, True):
-        fail(3, f'{folder}: has rope_scaling with other "beta_fast", "beta_slow" or "truncate" than 32, 1 and true, which are those of '
-                'llama.cpp; run the folder in transformers')
+        raise Problem(f'{folder}: has rope_scaling with other "beta_fast", "beta_slow" or "truncate" than 32, 1 and true, which are '
+                      'those of llama.cpp; run the folder in transformers')
     writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
     writer.add_rope_scaling_factor(scaling['factor'])
     if kind == 'linear': return
@@ -85,12 +80,12 @@ def pre_tokenizer_of(tokenizer, path):
     if not tokenizer['model']['merges']: return 'gpt-2'   # single bytes: every cut gives the same tokens
     if json.dumps(QWEN2_PATTERN) in described: return 'qwen2'
     if '"Split"' not in described and '"use_regex": false' not in described: return 'gpt-2'
-    fail(3, f'{path}: cuts text by a pattern that is neither GPT-2\'s nor Qwen2\'s')
+    raise Problem(f'{path}: cuts text by a pattern that is neither GPT-2\'s nor Qwen2\'s')
 
 
 def add_tokenizer(writer, folder, config):
     path = folder / 'tokenizer.json'
-    if not path.exists(): fail(3, f'{path}: is not there; a model without its tokenizer cannot be converted')
+    if not path.exists(): raise Problem(f'{path}: is not there; a model without its tokenizer cannot be converted')
     tokenizer, count = read_json(path), config['vocab_size']
     words, kinds = [f'[PAD{n}]' for n in range(count)], [gguf.TokenType.UNUSED] * count
     for word, number in tokenizer['model']['vocab'].items(): words[number], kinds[number] = word, gguf.TokenType.NORMAL
@@ -109,7 +104,7 @@ def add_tokenizer(writer, folder, config):
     ends = config.get('eos_token_id')
     ends = ends if isinstance(ends, list) else [ends]
     if not all(isinstance(end, int) for end in ends):
-        fail(3, f'{folder}: config.json has no eos_token_id, without which llama.cpp does not stop')
+        raise Problem(f'{folder}: config.json has no eos_token_id, without which llama.cpp does not stop')
     writer.add_eos_token_id(ends[0])
     if len(ends) > 1: writer.add_eot_token_id(ends[1])
     begin = config.get('bos_token_id')
@@ -138,7 +133,7 @@ def add_tensors(writer, folder, config, form, kind):
     names = gguf.get_tensor_name_map(arch, config['num_hidden_layers'])
     for name, values in tensors_of(folder / 'model.safetensors'):
         to = names.get_name(name, try_suffixes=('.weight', '.bias'))
-        if not to: fail(3, f'{folder}: llama.cpp has no tensor {name}')
+        if not to: raise Problem(f'{folder}: llama.cpp has no tensor {name}')
         stored = gguf.GGMLQuantizationType[kind.upper() if values.ndim == 2 else 'F32']
         writer.add_tensor(to, gguf.quants.quantize(values, stored), raw_dtype=stored)
 
@@ -153,7 +148,7 @@ def main():
     try:
         import gguf
     except ImportError as error:
-        fail(2, f'{error.name} is not installed; pip install gguf')
+        parser.error(f'{error.name} is not installed; pip install gguf')
     folder, config = options.checkpoint, read_json(options.checkpoint / 'config.json')
     form, part = architecture(config, folder), options.out.with_name(options.out.name + '.part')
     try:
@@ -169,11 +164,11 @@ def main():
         writer.close()
         os.replace(part, options.out)
     except OSError as error:
-        fail(3, str(error))
+        raise Problem(error) from error
     finally:
         part.unlink(missing_ok=True)
     print(f'{options.out}: {form}, {options.type}')
 
 
 if __name__ == '__main__':
-    main()
+    run('export_gguf', main)
