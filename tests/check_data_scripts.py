@@ -7,6 +7,7 @@ refuse; and scripts/first_hour.ipynb, run by nbconvert. Prints `ok NAME`, `FAIL 
 """
 import filecmp
 import gzip
+import hashlib
 import importlib.util
 import json
 import lzma
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from checks import check
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = Path(sys.argv[1])
 TEXT = ROOT / 'data/bundled/sotu.jsonl'
 sys.path.insert(0, str(ROOT / 'scripts'))
-os.environ |= {'HUB': str(WORK / 'hub'), 'HF_HUB_OFFLINE': '1'}   # no test may need the hub
+os.environ['HF_HUB_OFFLINE'] = '1'   # no test may need the hub
 import evaluation_items   # noqa: E402
 import export_gguf   # noqa: E402
 import export_log   # noqa: E402
@@ -160,6 +162,17 @@ def check_evaluation_items():
 
 # ----------------------------------------------------------------------------------------------- fineweb: parquet as token shards
 
+def stand_in_for_hub(files):
+    """In place of huggingface_hub, a dataset with these files: the package, and what it lists."""
+    listed = [SimpleNamespace(path=name, size=1, lfs=SimpleNamespace(sha256=hashlib.sha256(path.read_bytes()).hexdigest()))
+              for name, path in files.items()]
+    download = lambda repository, name, *, repo_type, local_dir: str(
+        file(f'{local_dir}/{name}', files[name].read_bytes()) if local_dir else files[name])
+    hub = sys.modules['huggingface_hub'] = mock.MagicMock(hf_hub_download=download)
+    hub.HfApi().list_repo_tree.return_value = [SimpleNamespace(path='sample'), *listed[::-1]]
+    return hub, listed
+
+
 def check_fineweb():
     import pyarrow as pa
     from pyarrow import parquet
@@ -207,19 +220,16 @@ def check_fineweb():
             ('no data', 2, 'give one of', [])]:
         expect(f'fineweb: {name}', code, words, fineweb, *arguments, '--out', WORK / 'refused', '--val-fraction', 0)
     check('leave no shards', not any(name.startswith('y') and name.endswith('bin') for name in names_in(WORK / 'refused')))
-    # The hub, as far as a stand-in for its package can show.
-    for name in ('000_00000', '001_00000'):
-        file(f'hub/sample/10BT/{name}.parquet', (a if name.startswith('000') else b).read_bytes())
-    for name in ('val_000000', 'train_000001', 'train_000002'):
-        file(f'hub/fineweb_{name}.bin', (WORK / 'same/x_train_000001.bin').read_bytes())
-    expect('fineweb: a dataset by its name', 0, 'listed HuggingFaceFW/fineweb dataset', fineweb, '--dataset', 'sample-10BT', '--out', WORK / 'named', *split)
-    check('gives the same shards', same_folders(WORK / 'named', WORK / 'same'))
+    hub, listed = stand_in_for_hub({'sample/10BT/000_00000.parquet': a, 'sample/10BT/001_00000.parquet': b} | dict.fromkeys(
+        [f'fineweb_{name}.bin' for name in ('val_000000', 'train_000001', 'train_000002')], WORK / 'same/x_train_000001.bin'))
+    expect('fineweb: a dataset by its name', 0, '', fineweb, '--dataset', 'sample-10BT', '--out', WORK / 'named', *split)
+    check('gives the same shards', same_folders(WORK / 'named', WORK / 'same') and
+          hub.HfApi().list_repo_tree.call_args == mock.call('HuggingFaceFW/fineweb', recursive=True, repo_type='dataset'))
     expect('a dataset that is not there', 3, 'holds no such files', fineweb, '--dataset', 'tinystories', '--out', out)
     expect('ready-made shards', 0, '/fineweb_train_*.bin', fineweb, '--shards', 1, '--out', WORK / 'ready')
     check('no more than asked for', names_in(WORK / 'ready') == ['fineweb_train_000001.bin', 'fineweb_val_000000.bin'])
-    os.environ['SHA256'] = '0123'
+    listed[0].lfs.sha256 = '0123'
     expect('a damaged download', 3, 'SHA-256', fineweb, '--dataset', 'sample-10BT', '--out', out)
-    del os.environ['SHA256']
 
 
 # ------------------------------------------------------------------------------------------------------------- train_tokenizer
@@ -346,17 +356,19 @@ def check_export_gguf():
 
 def check_export_log():
     log = WORK / 'run/log.jsonl'
-    os.environ['CALLS'] = str(WORK / 'calls')
+    trackio = sys.modules['trackio'] = mock.MagicMock(__name__='trackio')
     torn = file('torn/log.jsonl', log.read_text() + '{"event":"sample","step":1,"text":"We the"}\n{"step":2,"loss":1.5,"gra')
     expect('export_log: a log that is cut short', 0, '1 line is cut short or no record', export_log, torn, '--to', 'trackio', '--tag', 'x')
-    calls = [json.loads(line) for line in (WORK / 'calls').read_text().splitlines()]
-    config, logged = dict(calls[1][1]), [call for call in calls if call[0] == 'log']
-    check('the config has options, shape and tags', calls[0] == ['init', 'attention', 'torn'] and config['options.steps'] == '1'
-          and config['model.hidden_size'] == 32 and config['tags'] == ['x'] and config['variant'] == 'causal', calls[:2])
+    calls, logged = trackio.mock_calls, trackio.log.call_args_list
+    config = trackio.init.return_value.config.update.call_args.args[0]
+    check('the config has options, shape and tags', calls[0] == mock.call.init(project='attention', name='torn')
+          and config['options.steps'] == '1' and config['model.hidden_size'] == 32 and config['tags'] == ['x']
+          and config['variant'] == 'causal', calls[:2])
     step = next(json.loads(line) for line in log.read_text().splitlines() if '"loss"' in line and '"event"' not in line)
-    check('steps are curves over steps', logged[0][1] == 1 and logged[0][2]['train/loss'] == step['loss'] and logged[0][2]['train/lr'] == step['lr'], logged)
-    check('and a sampled text is with its step', ['log', 1, {'sample': 'We the'}] in logged and calls[-1] == ['finish'], calls[-2:])
-    (WORK / 'calls').unlink()
+    check('steps are curves over steps', logged[0].kwargs == {'step': 1} and logged[0].args[0]['train/loss'] == step['loss']
+          and logged[0].args[0]['train/lr'] == step['lr'], logged)
+    check('and a sampled text is with its step', mock.call({'sample': 'We the'}, step=1) in logged
+          and calls[-1] == mock.call.finish(), calls[-2:])
     expect('export_log: --follow ends with the run', 0, 'exported to trackio', export_log, log, '--to', 'trackio', '--follow')
     expect('export_log: no log', 3, 'nothing.jsonl: is no file', export_log, WORK / 'nothing.jsonl', '--to', 'trackio')
     expect('export_log: a log without a record', 3, 'holds no record', export_log, file('empty/log.jsonl', ''), '--to', 'trackio')
@@ -395,20 +407,9 @@ def check_first_hour():
     check('first_hour: a trainer that refuses stops it', 'train_asga exits with code 2' in run_notebook(-1)[0])
 
 
-check_evaluation_items()
-sys.path.insert(0, str(ROOT / 'tests/stand_ins'))   # in place of packages that need the network
-sys.modules.pop('huggingface_hub', None)
-check_export_log()
-if all(map(has, ('nbconvert', 'ipykernel', 'pandas', 'matplotlib'))):
-    check_first_hour()
-else:
-    print(f'skip first_hour: {sys.executable} lacks nbconvert, ipykernel, pandas or matplotlib')
-if has('pyarrow'):
-    check_fineweb()
-else:
-    print(f'skip fineweb: {sys.executable} has no pyarrow')
-check_train_tokenizer()
-if has('gguf') and has('tokenizers'):
-    check_export_gguf()
-else:
-    print(f'skip export_gguf: {sys.executable} lacks gguf or tokenizers')
+for check_script, packages in (
+        (check_evaluation_items, ''), (check_export_log, ''), (check_first_hour, 'nbconvert ipykernel pandas matplotlib'),
+        (check_fineweb, 'pyarrow'), (check_train_tokenizer, ''), (check_export_gguf, 'gguf tokenizers')):
+    lacking = [package for package in packages.split() if not has(package)]
+    if lacking: print(f'skip {check_script.__name__.removeprefix("check_")}: {sys.executable} lacks {", ".join(lacking)}')
+    else: check_script()
