@@ -124,13 +124,11 @@ def add_shape(writer, config, kind):
     writer.add_value_length(head)
     writer.add_layer_norm_rms_eps(config['rms_norm_eps'])
     writer.add_vocab_size(config['vocab_size'])
-    writer.add_file_type({'f32': gguf.LlamaFileType.ALL_F32, 'f16': gguf.LlamaFileType.MOSTLY_F16,
-                          'bf16': gguf.LlamaFileType.MOSTLY_BF16}[kind])
+    writer.add_file_type(gguf.LlamaFileType['ALL_F32' if kind == 'f32' else f'MOSTLY_{kind.upper()}'])
 
 
 def add_tensors(writer, folder, config, form, kind):
-    arch = {'qwen2': gguf.MODEL_ARCH.QWEN2, 'qwen3': gguf.MODEL_ARCH.QWEN3}[form]
-    names = gguf.get_tensor_name_map(arch, config['num_hidden_layers'])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[form.upper()], config['num_hidden_layers'])
     for name, values in tensors_of(folder / 'model.safetensors'):
         to = names.get_name(name, try_suffixes=('.weight', '.bias'))
         if not to: raise Problem(f'{folder}: llama.cpp has no tensor {name}')
