@@ -17,7 +17,8 @@ public:
     void forward(Device device, const ForcedBlocks& forced, const AttentionForward<X>& a, const int* choice) const {
         with_mask(device, forced, a, choice, [&](const auto& policy, const auto& of) { attention_forward(device, policy, of); });
     }
-    void backward(Device device, const ForcedBlocks& forced, const AttentionForward<X>& a, AttentionBackward<X> g, const int* choice) const {
+    void backward(Device device, const ForcedBlocks& forced, const AttentionForward<X>& a, AttentionBackward<X> g,
+                  const int* choice) const {
         g.workspace = kernel_;
         with_mask(device, forced, a, choice, [&](const auto& policy, const auto& of) { attention_backward(device, policy, of, g); });
     }
