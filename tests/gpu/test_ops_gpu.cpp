@@ -19,28 +19,12 @@ std::vector<int32_t> frequent_tokens() {
     return tokens;
 }
 
-/// rows: one, fewer than a chunk of the column sums, two chunks and a part; columns: one block of them, a block and a part.
-template <class X>
-void check_all_sizes() {
-    for (auto [rows, IN, OUT] : {std::array{1, 8, 16}, {24, 56, 40}, {136, 16, 264}, {521, 40, 24}})
-        for (bool bias : {false, true})
-            for (Write write : {Write::overwrite, Write::add}) {
-                INFO(rows << " rows, " << IN << " in, " << OUT << " out, bias " << bias << ", adds " << (write == Write::add));
-                const double rounded_with_it = write == Write::add ? 0.25 : 0;   // what the input's gradient is added to
-                check_on<X>(test_gpu(), Linear{rows, IN, OUT, bias, write},
-                            std::max(1e-6, std::is_same_v<X, bf16> ? rounded_with_it * 0x1p-8 : 0));
-            }
-}
-
 }   // namespace
 
 TEST_CASE("GPU embedding: one token, repeated tokens, tokens of several runs, rows wider than a block", "[gpu][ops]") {
-    check_on_gpu(Embedding{{2}, 3, 8});
-    check_on_gpu(Embedding{{4, 0, 4, 4, 1, 0, 6}, 9, 40});
-    check_on_gpu(Embedding{{1, 1, 0}, 4, 2056});
-    check_on_gpu(Embedding{frequent_tokens(), 16, 24});
-    check_on_gpu(Embedding{std::vector<int32_t>(257, 0), 1, 16});
-    check_on_gpu(Embedding{std::vector<int32_t>(256, 3), 4, 16});
+    for (const Embedding& op : {Embedding{{2}, 3, 8}, {{4, 0, 4, 4, 1, 0, 6}, 9, 40}, {{1, 1, 0}, 4, 2056}, {frequent_tokens(), 16, 24},
+                                {std::vector<int32_t>(257, 0), 1, 16}, {std::vector<int32_t>(256, 3), 4, 16}})
+        check_on_gpu(op);
 }
 
 TEST_CASE("GPU embedding: more runs of split tokens than blocks that look for them", "[gpu][ops]") {
@@ -67,10 +51,8 @@ TEST_CASE("GPU rmsnorm: overwriting and adding; one row, a partial block, severa
         for (Write write_weight : {Write::overwrite, Write::add}) {
             // The 0.25 that a gradient is added to is rounded with it.
             const double roundings = write_input == Write::add ? 0.25 : 0;
-            check_on_gpu(RmsNorm{1, 8, write_input, write_weight}, roundings);
-            check_on_gpu(RmsNorm{7, 24, write_input, write_weight}, roundings);
-            check_on_gpu(RmsNorm{13, 768, write_input, write_weight}, roundings);
-            check_on_gpu(RmsNorm{3, 2056, write_input, write_weight}, roundings);
+            for (auto [rows, C] : {std::pair{1, 8}, {7, 24}, {13, 768}, {3, 2056}})
+                check_on_gpu(RmsNorm{rows, C, write_input, write_weight}, roundings);
         }
     check_on_gpu(RmsNorm{131, 8192, Write::overwrite, Write::add});   // more rows than blocks
     check_on<float>(test_gpu(), RmsNorm{1100, 8, Write::overwrite, Write::overwrite});      // more partial sums than are read at a time
@@ -78,11 +60,7 @@ TEST_CASE("GPU rmsnorm: overwriting and adding; one row, a partial block, severa
 
 TEST_CASE("GPU residual: one row, a partial block, several packs a thread", "[gpu][ops]") {
     // The sum, of up to 2, is rounded once more than the results; the gradient is added to one of up to 1.
-    const double roundings = 8;
-    check_on_gpu(Residual{1, 8, 8}, roundings);
-    check_on_gpu(Residual{9, 16, 40}, roundings);
-    check_on_gpu(Residual{3, 8, 768}, roundings);
-    check_on_gpu(Residual{2, 8, 2064}, roundings);
+    for (const Residual& op : {Residual{1, 8, 8}, {9, 16, 40}, {3, 8, 768}, {2, 8, 2064}}) check_on_gpu(op, 8);
 }
 
 TEST_CASE("GPU residual: the sum is rounded once, and normed as it is stored", "[gpu][ops]") {
@@ -150,16 +128,12 @@ TEST_CASE("GPU rope: the table is the CPU's, with frequencies of every type and 
 }
 
 TEST_CASE("GPU swiglu: one pack, several rows, a partial block", "[gpu][ops]") {
-    check_on_gpu(SwiGlu{1, 8});
-    check_on_gpu(SwiGlu{5, 40});
-    check_on_gpu(SwiGlu{7, 344});
+    for (const SwiGlu& op : {SwiGlu{1, 8}, {5, 40}, {7, 344}}) check_on_gpu(op);
 }
 
 TEST_CASE("GPU cross-entropy: one row, several rows, ignored targets, a row longer than a batch of reads", "[gpu][ops]") {
-    check_on_gpu(CrossEntropy{{3}, 8});
-    check_on_gpu(CrossEntropy{{0, 511, 5, 5}, 512});
-    check_on_gpu(CrossEntropy{{-1, 1, -1, 1447, -1}, 1448});
-    check_on_gpu(CrossEntropy{{16391, 16384, 0}, 16392});
+    for (const CrossEntropy& op : {CrossEntropy{{3}, 8}, {{0, 511, 5, 5}, 512}, {{-1, 1, -1, 1447, -1}, 1448}, {{16391, 16384, 0}, 16392}})
+        check_on_gpu(op);
 }
 
 TEST_CASE("GPU cross-entropy: more rows than blocks run at a time", "[gpu][ops]") {
@@ -254,8 +228,17 @@ TEST_CASE("GPU checksums: the sums of pieces are the CPU's, of float32 and of bf
     CHECK(of_gpu.of(device, on_gpu.data())[2] == 0);
 }
 
-TEST_CASE("linear layers on the GPU, bf16, against the CPU in double", "[gpu][linear]") { check_all_sizes<bf16>(); }
-TEST_CASE("linear layers on the GPU, float32, against the CPU in double", "[gpu][linear]") { check_all_sizes<float>(); }
+/// rows: one, fewer than a chunk of the column sums, two chunks and a part; columns: one block of them, a block and a part.
+TEMPLATE_TEST_CASE("linear layers on the GPU against the CPU in double", "[gpu][linear]", bf16, float) {
+    for (auto [rows, IN, OUT] : {std::array{1, 8, 16}, {24, 56, 40}, {136, 16, 264}, {521, 40, 24}})
+        for (bool bias : {false, true})
+            for (Write write : {Write::overwrite, Write::add}) {
+                INFO(rows << " rows, " << IN << " in, " << OUT << " out, bias " << bias << ", adds " << (write == Write::add));
+                const double rounded_with_it = write == Write::add ? 0.25 : 0;   // what the input's gradient is added to
+                check_on<TestType>(test_gpu(), Linear{rows, IN, OUT, bias, write},
+                                   std::max(1e-6, std::is_same_v<TestType, bf16> ? rounded_with_it * 0x1p-8 : 0));
+            }
+}
 
 TEST_CASE("linear layers on the GPU plan each kind of product once and give the same bits again", "[gpu][linear]") {
     const Linear op{16, 8, 24, true, Write::overwrite};

@@ -2,7 +2,6 @@
 #include "attention/gates/token_linear.cuh"
 
 #include "tests/attention_case.h"
-#include "tests/catch.h"
 #include "tests/gpu/device_array.h"
 
 namespace {
@@ -32,17 +31,11 @@ void check_token_linear(int rows, int C, int N) {
     CHECK(difference(d_dbias.numbers(), dbias, rounding<float>(rows)) == "");
 }
 
-template <class X>
-void check_in() {
-    check_token_linear<X>(1, 8, 1);
-    check_token_linear<X>(67, 264, 5);      // more than a warp reads at a time; no whole groups of tokens or numbers
-    check_token_linear<X>(33, 1040, 36);    // more channels than a block's threads have
-    check_token_linear<X>(1500, 16, 3);     // several chunks of tokens, the last one shorter
-}
-
 }   // namespace
 
-TEST_CASE("GPU token gate: linear and back, any number of tokens, channels and numbers", "[gpu][attention]") {
-    check_in<float>();
-    check_in<bf16>();
+TEMPLATE_TEST_CASE("GPU token gate: linear and back, any number of tokens, channels and numbers", "[gpu][attention]", float, bf16) {
+    check_token_linear<TestType>(1, 8, 1);
+    check_token_linear<TestType>(67, 264, 5);      // more than a warp reads at a time; no whole groups of tokens or numbers
+    check_token_linear<TestType>(33, 1040, 36);    // more channels than a block's threads have
+    check_token_linear<TestType>(1500, 16, 3);     // several chunks of tokens, the last one shorter
 }
