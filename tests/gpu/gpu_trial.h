@@ -67,13 +67,6 @@ void load_rounded(const GPU& device, const GPT<GPU, X>& gpt, const std::vector<f
     to_device(device, gpt.weights, narrow.data(), narrow.size());
 }
 
-/// The same of a policy that a test has made for itself.
-template <class X, class A>
-struct GpuTrialOf : GpuTrial<X> {
-    template <class... Arguments>
-    explicit GpuTrialOf(const Arguments&... arguments) : GpuTrial<X>(variant_of<GpuLayer, A>, arguments...) {}
-};
-
 /// The Trial's weights after rounding to X, which both then compute with.
 template <class X>
 std::vector<float> round_weights(Trial<double>& exact) {

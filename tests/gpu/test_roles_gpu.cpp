@@ -1,9 +1,6 @@
 // Statistics, frozen tensors, Muon's matrices and linear layers divided by their spectral norms on the GPU against the CPU.
-#include "tests/catch.h"
-
 #include "tests/gpu/gpu_trial.h"
 #include "tests/sigma_policy.h"
-#include "tests/threads.h"
 #include "tests/watching_policy.h"
 
 namespace {
@@ -12,13 +9,13 @@ namespace {
 template <class A>
 struct Twins {
     TrialOf<double, A> exact;
-    GpuTrialOf<float, A> single;
-    GpuTrialOf<bf16, A> half;
+    GpuTrial<float> single;
+    GpuTrial<bf16> half;
 
     explicit Twins(const Config& config, Optimizer optimizer = Optimizer::adamw)
         : exact(config, 1, 67, 1, 67, Recompute::nothing, 0, 1, Mode::training, Shards::BUCKET, optimizer),
-          single(config, 1, 67, Recompute::nothing, DocumentBorders{}, optimizer),
-          half(config, 1, 67, Recompute::nothing, DocumentBorders{}, optimizer) {}
+          single(variant_of<GpuLayer, A>, config, 1, 67, Recompute::nothing, {}, optimizer),
+          half(variant_of<GpuLayer, A>, config, 1, 67, Recompute::nothing, {}, optimizer) {}
 
     void step(const AdamW& adamw, int step) {
         INFO("step " << step);
@@ -124,7 +121,7 @@ TEST_CASE("GPU sigma: loss, gradients of W and gamma, and the next u are those o
         const Config config = reparametrised(small_config(qwen2));
         Twins<FreezesMlp> twins(config);
         auto& [exact, single, half] = twins;
-        GpuTrialOf<float, FreezesMlp> again(config, 1, 67);
+        GpuTrial<float> again(variant_of<GpuLayer, FreezesMlp>, config, 1, 67);
         for (double& w : std::span(exact.gpt.master, exact.gpt.net.tensors.size())) w = float(w);
         exact.gpt.weights_loaded(CPU{});
         const std::vector<float> start(exact.gpt.master, exact.gpt.master + exact.gpt.net.tensors.size());
