@@ -5,7 +5,6 @@
 #include "model/generate/sample.cuh"
 #include "model/operations/matmul.cuh"
 #include "tests/gpu/gpu_trial.h"
-#include "tests/threads.h"
 #include "tests/whole_text.h"
 
 namespace {
@@ -101,6 +100,7 @@ private:
         }
     }
 
+    const Threads one_{1};
     int room_;
     Trial<double> exact_;
     GPT<GPU, X> gpt_;
@@ -134,26 +134,22 @@ void check_sample(const Variant& variant) {
 }   // namespace
 
 GPU_VARIANT_CASE(" decoder on the GPU: greedy texts side by side, past tiles and windows", "[gpu][decode][variant]") {
-    const Threads one(1);
     DecoderTrial<float> trial(variant, config_with(false, 4, 2, 32), 200);
     // Five texts in three places; a ring of 9 keys turns five times in the first, another ends where the model's positions do.
     trial.write({{0, 1, 46}, {3, 126, 5}, {40, 61, 6}, {7, 189, 12}, {90, 20, 12}}, FLOAT);
 }
 
 GPU_VARIANT_CASE(" decoder on the GPU: texts longer than the model's positions, heads of 128", "[gpu][decode][variant]") {
-    const Threads one(1);
     DecoderTrial<float> trial(variant, config_with(true, 2, 2, 128), 67);
     trial.write({{0, 1, 8}, {5, 63, 7}, {30, 20, 2}, {2, 70, 2}}, FLOAT);
 }
 
 GPU_VARIANT_CASE(" decoder on the GPU: one key head, with more query heads than a block takes at a time", "[gpu][decode][variant]") {
-    const Threads one(1);
     DecoderTrial<float> trial(variant, config_with(false, 6, 1, 64), 200);
     trial.write({{2, 62, 5}, {5, 126, 4}}, FLOAT);
 }
 
 GPU_VARIANT_CASE(" decoder on the GPU: bf16, and a hybrid with a causal layer", "[gpu][decode][variant][hybrid]") {
-    const Threads one(1);
     Config config = config_with(true, 4, 2, 32);
     config.settings["deepseek_sparse_top_k"] = 150;   // all: rounding would change the choice
     config.layers.assign(size_t(config.L), {variant.name});
@@ -164,7 +160,6 @@ GPU_VARIANT_CASE(" decoder on the GPU: bf16, and a hybrid with a causal layer", 
 
 GPU_VARIANT_CASE(" decoder on the GPU: forms of nsa, in texts of many blocks", "[gpu][decode][variant]") {
     if (variant.name != std::string("nsa")) return;
-    const Threads one(1);
     for (const char* form : {"nsa_shared_kv", "nsa_choice"}) {
         Config config = config_with(false, 4, 2, 32);
         config.settings[form] = 1;
