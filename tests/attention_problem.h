@@ -36,9 +36,7 @@ struct Problem {
     size_t key_row(int b, int j, int h) const { return (size_t(b) * S + j) * NKV + h / (NH / NKV); }
     int q_token(int b, int h, int i) const { return q_position.empty() ? i : q_position[head_row(b, h, i)]; }
     int k_token(int b, int h, int j) const { return k_position.empty() ? j : k_position[(size_t(b) * NH + h) * S + j]; }
-    size_t tile_at(int b, int h, int i, int j) const {
-        return ((size_t(b) * NH + h) * tiles_of(T) + i / TILE) * tiles_of(S) + j / TILE;
-    }
+    size_t tile_at(int b, int h, int i, int j) const { return query_tile(b, h, i / TILE) * tiles_of(S) + j / TILE; }
     double row_feature(int b, int h, int i, int f) const { return row[head_row(b, h, i) * features.row + f]; }
     double column_feature(int b, int h, int j, int f) const {
         return column[((size_t(b) * NH + h) * features.column + f) * padded(S) + j];
@@ -46,7 +44,7 @@ struct Problem {
 
     bool listed(int b, int h, int i, int j) const {
         if (list_count.empty()) return true;
-        const size_t n = (size_t(b) * NH + h) * tiles_of(T) + i / TILE;
+        const size_t n = query_tile(b, h, i / TILE);
         const auto first = list_tiles.begin() + n * tiles_of(S), last = first + list_count[n];
         return std::find(first, last, j / TILE) != last;
     }
