@@ -13,36 +13,30 @@ using Numbers = std::vector<double>;
 struct ImportanceCase {
     int B, T, NH, NKV, HS;
     BlockGrid grid;
-    int every;
-    TileChoice rule;
-    Numbers q, keys, lse;   // (B, T, NH, HS), (B, R, NKV, HS), (B, NH, T): any numbers will do, log-sum-exps too
-
-    ImportanceCase(int B_, int T_, int NH_, int NKV_, int HS_, BlockGrid grid_, int every_, int top = 1)
-        : B(B_), T(T_), NH(NH_), NKV(NKV_), HS(HS_), grid(grid_), every(every_), rule{.top = top, .leading = 1, .local = 2},
-          q(normal_numbers(size_t(B) * T * NH * HS, 1)), keys(normal_numbers(size_t(B) * grid.rows(T) * NKV * HS, 2)),
-          lse(normal_numbers(size_t(B) * NH * T, 3)) {
-        for (double& x : lse) x += 4;
-    }
-    BlockChoice choice() const { return {B, (T + every - 1) / every, NH, NKV, TILE, rule.top}; }
+    int every, top = 1;
 };
 
-/// The choice from numbers that X holds.
+/// The choice from numbers that X holds: any will do, for log-sum-exps too.
 template <class X>
 void check_importance(const ImportanceCase& c) {
     INFO(sizeof(X) << " bytes, T " << c.T << ", l " << c.grid.l << ", d " << c.grid.d << ", NH " << c.NH << ", HS " << c.HS
                    << ", every " << c.every);
-    const Numbers q = rounded<X>(c.q), keys = rounded<X>(c.keys), lse = rounded<float>(c.lse);
-    const BlockChoice choice = c.choice();
     const size_t row = size_t(c.NH) * c.HS;
+    const Numbers q = rounded<X>(normal_numbers(c.B * c.T * row, 1)),
+                  keys = rounded<X>(normal_numbers(size_t(c.B) * c.grid.rows(c.T) * c.NKV * c.HS, 2));
+    Numbers lse = normal_numbers(size_t(c.B) * c.NH * c.T, 3);
+    for (double& x : lse) x = float(x + 4);
+    const TileChoice rule{.top = c.top, .leading = 1, .local = 2};
+    const BlockChoice choice{c.B, (c.T + c.every - 1) / c.every, c.NH, c.NKV, TILE, c.top};
     std::vector<int> expected(choice.size(), 99);
     const Importance<double> on_cpu{c.B, c.T, c.NH, c.NKV, c.HS, c.grid, c.every, {q.data(), row}, keys.data(), lse.data(), nullptr};
-    choose_by_importance(CPU{}, expected.data(), on_cpu, choice, c.rule);
+    choose_by_importance(CPU{}, expected.data(), on_cpu, choice, rule);
     const DeviceArray<X> q_there(q), keys_there(keys);
     const DeviceArray<float> lse_there(lse), scores(importance_scratch(test_gpu(), choice, c.T), NAN);
     const Importance<X> on_gpu{c.B, c.T, c.NH, c.NKV, c.HS, c.grid, c.every, {q_there.data(), row}, keys_there.data(),
                                lse_there.data(), scores.data()};
     const DeviceMemory<int> found(std::vector<int>(choice.size(), 99));
-    choose_by_importance(test_gpu(), found.data(), on_gpu, choice, c.rule);
+    choose_by_importance(test_gpu(), found.data(), on_gpu, choice, rule);
     CHECK(found.host() == expected);
 }
 
