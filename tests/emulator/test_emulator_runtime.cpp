@@ -87,7 +87,7 @@ TEST_CASE("emulated runtime: copies in the wrong direction or past the end are e
 // ---- what the host sees, and when
 
 TEST_CASE("emulated runtime: a result is there after the wait, and often not before", "[emulator]") {
-    auto read = [](bool wait) {
+    check_needs_wait([](bool wait) {
         Stream stream;
         Pinned result;
         DeviceMemory<int> x(std::vector<int>(SIZE, 1));
@@ -96,8 +96,7 @@ TEST_CASE("emulated runtime: a result is there after the wait, and often not bef
         check(cudaMemcpyAsync(result.data, x.data(), SIZE * sizeof(int), cudaMemcpyDeviceToHost, stream));
         if (wait) check(cudaStreamSynchronize(stream));
         return result.data[SIZE - 1] == 42;
-    };
-    check_needs_wait(read);
+    });
 }
 
 TEST_CASE("emulated runtime: a pinned buffer may be filled again only after its copy, a pageable one at once", "[emulator]") {
@@ -122,7 +121,7 @@ TEST_CASE("emulated runtime: a pinned buffer may be filled again only after its 
 // ---- one stream and another
 
 TEST_CASE("emulated runtime: a stream waits for another one's event, or reads what is not there yet", "[emulator]") {
-    auto hand_over = [](bool wait) {
+    check_needs_wait([](bool wait) {
         Stream first, second;
         Event ready;
         DeviceMemory<int> x(std::vector<int>(SIZE, 0)), y(std::vector<int>(SIZE, 0));
@@ -136,12 +135,11 @@ TEST_CASE("emulated runtime: a stream waits for another one's event, or reads wh
         copy(second, y.data(), x.data());
         check(cudaStreamSynchronize(second));
         return holds(y, 6);
-    };
-    check_needs_wait(hand_over);
+    });
 }
 
 TEST_CASE("emulated runtime: a stream may run ahead and overwrite what another still reads", "[emulator]") {
-    auto overwrite = [](bool wait) {
+    check_needs_wait([](bool wait) {
         Stream compute, loader;
         Event read;
         DeviceMemory<int> batch(std::vector<int>(SIZE, 1)), result(std::vector<int>(SIZE, 0));
@@ -151,8 +149,7 @@ TEST_CASE("emulated runtime: a stream may run ahead and overwrite what another s
         set(loader, batch.data(), 2);
         check(cudaStreamSynchronize(loader));
         return holds(result, 1);
-    };
-    check_needs_wait(overwrite);
+    });
 }
 
 TEST_CASE("emulated runtime: stream 0 takes turns with blocking streams only", "[emulator]") {
@@ -190,7 +187,7 @@ TEST_CASE("emulated runtime: after an error the queues are empty, and streams th
 // ---- graphs
 
 TEST_CASE("emulated runtime: branches of a graph run in any order that its edges allow", "[emulator]") {
-    auto branches = [](bool wait) {
+    check_needs_wait([](bool wait) {
         Stream stream, side;
         Event fork, join;
         DeviceMemory<int> x(std::vector<int>(SIZE, 0)), y(std::vector<int>(SIZE, 0));
@@ -212,8 +209,7 @@ TEST_CASE("emulated runtime: branches of a graph run in any order that its edges
         check(cudaStreamSynchronize(stream));
         check(cudaGraphExecDestroy(executable));
         return holds(y, 2);
-    };
-    check_needs_wait(branches);
+    });
 }
 
 TEST_CASE("emulated runtime: what a capture does not allow is an error", "[emulator]") {

@@ -40,7 +40,8 @@ struct Job {
     Ranks ranks;
     GPU device;
     Job() {
-        ranks.start_watchdog(std::atoi(environment("WATCHDOG", "60")));
+        const char* const limit = std::getenv("WATCHDOG");
+        ranks.start_watchdog(limit ? std::atoi(limit) : 60);
         int gpus = 0;
         check(cudaGetDeviceCount(&gpus));
         check(cudaSetDevice(ranks.local_rank() % gpus));
@@ -48,10 +49,6 @@ struct Job {
         ranks.at("testing", 1);
     }
     ~Job() { cudaStreamDestroy(device.stream); }
-    static const char* environment(const char* name, const char* otherwise) {
-        const char* value = std::getenv(name);
-        return value ? value : otherwise;
-    }
     double sum_of_ranks() const { return ranks.size() * (ranks.size() - 1) / 2; }
 };
 
