@@ -43,6 +43,46 @@ void check_gradients(const Variant& variant, const Config& config, int B, int T,
     CHECK(gradient_difference(gpu.gradients(), exact, of_gradients<X>(facts_of(exact))) == "");
 }
 
+/// Steps add what a single gradient does not show: AdamW, statistics that follow the data, weights rounded anew. Three show that of
+/// any mechanism; that a model learns is shown on the simplest one, on one with features and on one of several softmaxes.
+bool trains_long(const Variant& variant) {
+    const std::string name = variant.name;
+    return name == "causal" || name == "asga" || name == "nsa";
+}
+
+/// Checks that a monitor of the model on the GPU reports what that of its twin on the CPU does.
+void check_monitor(const Variant& of_gpu, const Variant& of_cpu) {
+    const Config config = small_config(false);
+    Trial<double> exact(of_cpu, config, 2, 130, 2, 130);
+    GpuTrial<float> gpu(of_gpu, config, 2, 130);
+    gpu.set_weights(round_weights<float>(exact));
+    Monitor<CPU, double> there(2, 130, exact.gpt.net);
+    Monitor<GPU, float> here(2, 130, gpu.gpt.net);
+    there.allocate(), here.allocate();
+    observed_forward(CPU{}, exact.gpt, exact.feed.put(CPU{}, exact.tokens.data(), nullptr, 2, 130), there);
+    observed_forward(gpu.device, gpu.gpt, gpu.feed.put(gpu.device, exact.tokens.data(), nullptr, 2, 130), here);
+    const AttentionReport on_gpu = here.take_report(), on_cpu = there.take_report();
+    auto same = [](const HeadTable& a, const HeadTable& b, double most = 1e-4) {
+        for (size_t l = 0; l < b.size(); l++)
+            for (size_t h = 0; h < b[l].size(); h++)
+                if (std::isnan(a[l][h]) != std::isnan(b[l][h]) || std::abs(a[l][h] - b[l][h]) > most) return false;
+        return a.size() == b.size();
+    };
+    REQUIRE(on_gpu.size() == on_cpu.size());
+    for (size_t n = 0; n < on_cpu.size(); n++) {
+        const BranchReport &is = on_gpu[n], &should = on_cpu[n];
+        INFO("branch " << should.name);
+        CHECK((is.name == should.name && is.in_layer == should.in_layer));
+        CHECK((same(is.entropy, should.entropy) && same(is.normalised, should.normalised)));
+        CHECK((same(is.mass_95, should.mass_95, 2e-3) && same(is.mass_99, should.mass_99, 2e-3)));   // a key more in one row of 64
+        CHECK((same(is.pairs, should.pairs) && same(is.tiles, should.tiles)));
+        CHECK((same(is.gate, should.gate) && same(is.gate_off, should.gate_off) && same(is.pair_gate, should.pair_gate)));
+    }
+}
+
+constexpr const char* NSA_FIRST[] = {"nsa", "causal"};
+constexpr const char* CAUSAL_FIRST[] = {"causal", "nsa"};
+
 }   // namespace
 
 GPU_VARIANT_CASE(" model on the GPU: float32 gradients are those of the CPU, both forms, one tile and a partial one", "[gpu][model][variant]") {
@@ -116,13 +156,6 @@ GPU_VARIANT_CASE(" model on the GPU: recomputed, accumulated and repeated steps 
     CHECK(gradient_difference(keeping.gradients(), exact, of_gradients<bf16>(facts_of(exact))) == "");
 }
 
-/// Steps add what a single gradient does not show: AdamW, statistics that follow the data, weights rounded anew. Three show that of
-/// any mechanism; that a model learns is shown on the simplest one, on one with features and on one of several softmaxes.
-bool trains_long(const Variant& variant) {
-    const std::string name = variant.name;
-    return name == "causal" || name == "asga" || name == "nsa";
-}
-
 GPU_VARIANT_CASE(" model on the GPU: steps of training, float32 follows the CPU to 1e-4 and bf16 to 2e-2", "[gpu][model][variant]") {
     const Threads one(1);
     const Config config = small_config(false);
@@ -142,43 +175,6 @@ GPU_VARIANT_CASE(" model on the GPU: steps of training, float32 follows the CPU 
     }
     if (trains_long(variant)) CHECK(exact.loss() < 0.8 * std::log(config.V));
 }
-
-namespace {
-
-/// Checks that a monitor of the model on the GPU reports what that of its twin on the CPU does.
-void check_monitor(const Variant& of_gpu, const Variant& of_cpu) {
-    const Config config = small_config(false);
-    Trial<double> exact(of_cpu, config, 2, 130, 2, 130);
-    GpuTrial<float> gpu(of_gpu, config, 2, 130);
-    gpu.set_weights(round_weights<float>(exact));
-    Monitor<CPU, double> there(2, 130, exact.gpt.net);
-    Monitor<GPU, float> here(2, 130, gpu.gpt.net);
-    there.allocate(), here.allocate();
-    observed_forward(CPU{}, exact.gpt, exact.feed.put(CPU{}, exact.tokens.data(), nullptr, 2, 130), there);
-    observed_forward(gpu.device, gpu.gpt, gpu.feed.put(gpu.device, exact.tokens.data(), nullptr, 2, 130), here);
-    const AttentionReport on_gpu = here.take_report(), on_cpu = there.take_report();
-    auto same = [](const HeadTable& a, const HeadTable& b, double most = 1e-4) {
-        for (size_t l = 0; l < b.size(); l++)
-            for (size_t h = 0; h < b[l].size(); h++)
-                if (std::isnan(a[l][h]) != std::isnan(b[l][h]) || std::abs(a[l][h] - b[l][h]) > most) return false;
-        return a.size() == b.size();
-    };
-    REQUIRE(on_gpu.size() == on_cpu.size());
-    for (size_t n = 0; n < on_cpu.size(); n++) {
-        const BranchReport &is = on_gpu[n], &should = on_cpu[n];
-        INFO("branch " << should.name);
-        CHECK((is.name == should.name && is.in_layer == should.in_layer));
-        CHECK((same(is.entropy, should.entropy) && same(is.normalised, should.normalised)));
-        CHECK((same(is.mass_95, should.mass_95, 2e-3) && same(is.mass_99, should.mass_99, 2e-3)));   // a key more in one row of 64
-        CHECK((same(is.pairs, should.pairs) && same(is.tiles, should.tiles)));
-        CHECK((same(is.gate, should.gate) && same(is.gate_off, should.gate_off) && same(is.pair_gate, should.pair_gate)));
-    }
-}
-
-constexpr const char* NSA_FIRST[] = {"nsa", "causal"};
-constexpr const char* CAUSAL_FIRST[] = {"causal", "nsa"};
-
-}   // namespace
 
 GPU_VARIANT_CASE(" model on the GPU: a monitor sees what it sees on the CPU", "[gpu][model][variant]") {
     check_monitor(variant, twin_of(variant));
