@@ -8,9 +8,6 @@
 #include "attention/kernel/layer.h"
 #include "tests/arrays_on.h"
 #include "tests/attention_case.h"
-#include "tests/catch.h"
-#include "tests/check.h"
-#include "tests/operation.h"
 
 /// What one call of the kernel reads; empty where the call does without. Layouts are those of AttentionForward, without gaps.
 struct Problem {

@@ -62,18 +62,14 @@ struct GpuTrial {
 /// Gives a model for inference these weights, rounded to X.
 template <class X>
 void load_rounded(const GPU& device, const GPT<GPU, X>& gpt, const std::vector<float>& weights) {
-    std::vector<X> narrow;
-    for (float weight : weights) narrow.push_back(narrowed<X>(weight));
+    const std::vector<X> narrow = converted<X>(weights);
     to_device(device, gpt.weights, narrow.data(), narrow.size());
 }
 
 /// The Trial's weights after rounding to X, which both then compute with.
 template <class X>
 std::vector<float> round_weights(Trial<double>& exact) {
-    std::vector<float> rounded(exact.gpt.net.tensors.size());
-    for (size_t n = 0; n < rounded.size(); n++) {
-        rounded[n] = to_float(from_float<X>(float(exact.gpt.weights[n])));
-        exact.gpt.weights[n] = rounded[n];
-    }
-    return rounded;
+    const std::vector<float> weights = rounded<X>(converted<float>(exact.all(exact.gpt.weights)));
+    std::copy(weights.begin(), weights.end(), exact.gpt.weights);
+    return weights;
 }

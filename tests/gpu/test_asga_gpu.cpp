@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "attention/asga.cuh"
-#include "tests/catch.h"
 #include "tests/gpu/attention_on_gpu.h"
 
 namespace {

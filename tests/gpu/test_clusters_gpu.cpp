@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "attention/masks/balanced_clusters.cuh"
-#include "tests/catch.h"
 #include "tests/gpu/on_gpu.h"
 
 namespace {

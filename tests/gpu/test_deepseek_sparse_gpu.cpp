@@ -1,7 +1,6 @@
 // The choice of keys by the indexer of deepseek_sparse on the GPU: the CPU's, to the bit. The layer as a whole: test_attention_variant_gpu.
 #include "attention/deepseek_sparse.cuh"
 #include "tests/attention_case.h"
-#include "tests/catch.h"
 #include "tests/gpu/on_gpu.h"
 
 namespace {

@@ -3,7 +3,6 @@
 #include "model/run/feed.cuh"
 
 #include "model/device/graphs.cuh"
-#include "tests/catch.h"
 #include "tests/gpu/on_gpu.h"
 #include "tests/shards.h"
 

@@ -2,7 +2,6 @@
 // logits, and what was read. On a machine without a GPU it runs on the emulator.
 #include "model/generate/mechanisms.cuh"
 #include "tests/gpu/gpu_trial.h"
-#include "tests/threads.h"
 
 namespace {
 

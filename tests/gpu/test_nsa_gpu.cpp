@@ -3,7 +3,6 @@
 #include "attention/nsa.cuh"
 
 #include "tests/attention_case.h"
-#include "tests/catch.h"
 #include "tests/gpu/on_gpu.h"
 
 namespace {

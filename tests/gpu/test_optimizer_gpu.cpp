@@ -1,6 +1,4 @@
 // AdamW, Muon, their stochastic rounding and the sums that it reads, on the GPU.
-#include "tests/catch.h"
-
 #include <bit>
 #include <cmath>
 

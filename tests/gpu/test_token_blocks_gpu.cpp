@@ -1,9 +1,7 @@
 // The choice of blocks on the GPU: the CPU's. The layer as a whole: test_attention_variant_gpu.
 #include "attention/masks/choose_blocks.cuh"
 #include "tests/attention_case.h"
-#include "tests/catch.h"
 #include "tests/gpu/device_array.h"
-#include "tests/gpu/on_gpu.h"
 
 namespace {
 

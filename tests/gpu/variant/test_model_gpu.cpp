@@ -1,9 +1,7 @@
 // The whole model on the GPU with each attention variant, against the CPU in double: loss, gradients, training curves,
 // repeatability. On a machine without a GPU it runs on the emulator.
 #include "model/device/graphs.cuh"
-#include "tests/check.h"
 #include "tests/gpu/gpu_trial.h"
-#include "tests/threads.h"
 
 namespace {
 

@@ -2,7 +2,6 @@
 // On a machine without a GPU it runs on the emulator.
 #include "tests/gpu/gpu_trial.h"
 #include "tests/items.h"
-#include "tests/threads.h"
 
 namespace {
 
