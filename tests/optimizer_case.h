@@ -188,23 +188,22 @@ void check_squares_of_extremes(Device device) {
     }
 }
 
-/// A list of Muon's matrices of these shapes with weights and momentum.
+/// Weights that are a list of Muon's matrices of these shapes. They have no second moments: v stays as it is.
 template <class X, class Device = CPU>
-struct MuonMatrices {
+struct MuonMatrices : Optimized<X, Device> {
     using W = Wide<X>;
-    static constexpr bool rounds = !std::is_same_v<X, W>;
-    Device device;
+    using Base = Optimized<X, Device>;
+    using Base::device, Base::weights, Base::m, Base::master;
     TensorList list{Stored::as_computed, Optimizer::muon};
     std::vector<UpdateRange> host_ranges;
-    On<Device, X> weights, work;
-    On<Device, W> master_copy, m, gradients;
+    On<Device, X> work;
     On<Device, UpdateRange> ranges;
     On<Device, double> squares;
     Muon<X> muon;
 
     MuonMatrices(const std::vector<std::vector<int64_t>>& shapes, const std::vector<W>& start, Device device_ = {})
-        : device(device_), host_ranges(listed(shapes)), weights(start), work(std::vector<W>(8 * list.size() * THREADS)), master_copy(start),
-          m(std::vector<W>(start.size())), gradients(m.numbers()), ranges(host_ranges), squares(std::vector<double>(THREADS)) {
+        : Base(start, device_), host_ranges(listed(shapes)), work(std::vector<W>(8 * list.size() * THREADS)), ranges(host_ranges),
+          squares(std::vector<double>(THREADS)) {
         muon.ranges = ranges.data(), muon.range_count = int(host_ranges.size());
         muon.matrices = muon_matrices(list, host_ranges);
         for (int n = 0; n < (std::is_same_v<Device, CPU> ? THREADS : 1); n++) {
@@ -212,13 +211,6 @@ struct MuonMatrices {
             muon.workspaces.push_back({own, own + 2 * list.size(), own + 4 * list.size(), own + 6 * list.size(), squares.data() + n});
         }
     }
-
-    W* master() {
-        if constexpr (rounds) return master_copy.data();
-        else return weights.data();
-    }
-    /// The weights in full precision.
-    std::vector<W> numbers() { return rounds ? master_copy.numbers() : std::vector<W>(weights.numbers()); }
 
     /// One step; whether a total is finite is up to `totals`.
     void update(const std::vector<W>& of_step, const AdamW& o, StepTotals totals, int64_t step) {
