@@ -10,6 +10,11 @@ inline Config small_config(bool qwen2) {
     return c;
 }
 
+inline Config with_heads(Config c, int NH, int NKV, int HS) {
+    c.NH = NH, c.NKV = NKV, c.HS = HS;
+    return c;
+}
+
 /// A model on the GPU with the weights, rounded to X, and the tokens of a Trial in double.
 template <class X>
 struct GpuTrial {

@@ -14,11 +14,7 @@ constexpr int B = 2, T = 5, N = B * T, VOCABULARY = 1000;
 struct Tokens {
     TemporaryFolder folder;
     Mixture stream{write_shard(file_in(folder, "ramp.bin"), ramp(997), VOCABULARY), VOCABULARY};
-    LoaderConfig config() const {
-        LoaderConfig c;
-        c.B = B, c.T = T;
-        return c;
-    }
+    LoaderConfig config{.B = B, .T = T};
 };
 
 /// Tokens, targets and rows by token of one step as the host makes them.
@@ -53,7 +49,7 @@ TEST_CASE("GPU feed: the host runs ahead, and every batch has its own tokens, ta
     for (int order = 0; order <= 4; order++) {
         const Order chosen(order);
         INFO("order " << order);
-        Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
+        Loader loader(tokens.stream, tokens.config), same(tokens.stream, tokens.config);
         const DeviceMemory<int32_t> trained(std::vector<int32_t>(steps * 3 * N, -1)), put(trained.host());
         BatchFeed<GPU> feed(B, T, VOCABULARY);
         feed.allocate(test_gpu());
@@ -76,7 +72,7 @@ TEST_CASE("GPU feed: the host runs ahead, and every batch has its own tokens, ta
 
 TEST_CASE("GPU feed: where documents begin, of batches from a loader and of those that are put", "[gpu][feed][documents]") {
     const Tokens tokens;
-    Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
+    Loader loader(tokens.stream, tokens.config), same(tokens.stream, tokens.config);
     const HostStep first = next(same), second = next(same);
     const int32_t border = first.tokens[3];
     BatchFeed<GPU> feed(B, T, VOCABULARY, {border, true});
@@ -103,7 +99,7 @@ TEST_CASE("GPU graphs: each place for a batch and each kind of step has a record
     for (int order = 0; order <= 4; order++) {
         const Order chosen(order);
         INFO("order " << order);
-        Loader loader(tokens.stream, tokens.config()), same(tokens.stream, tokens.config());
+        Loader loader(tokens.stream, tokens.config), same(tokens.stream, tokens.config);
         const DeviceMemory<int32_t> result(std::vector<int32_t>(N, -1)), seen(std::vector<int32_t>(steps * N, -1));
         BatchFeed<GPU> feed(B, T, VOCABULARY);
         feed.allocate(test_gpu());

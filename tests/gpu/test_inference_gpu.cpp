@@ -18,14 +18,9 @@ struct Writers {
     Decoder<CPU, double> on_cpu;
     Decoder<GPU, X> on_gpu;
 
-    static Config config_of_heads(const HeadSizes& heads) {
-        Config c = small_config(false);
-        c.NH = heads.NH, c.NKV = heads.NKV, c.HS = heads.HS;
-        return c;
-    }
-
     Writers(const HeadSizes& heads, const Inference& how, int room, int places_, double sharpness)
-        : exact(Variants(::on_cpu::causal), config_of_heads(heads), 1, room, 1, room, Recompute::nothing, 0, 1, Mode::inference),
+        : exact(Variants(::on_cpu::causal), with_heads(small_config(false), heads.NH, heads.NKV, heads.HS), 1, room, 1, room,
+                Recompute::nothing, 0, 1, Mode::inference),
           gpt(Variants(::on_gpu::causal), exact.gpt.net.config, 1, room, Mode::inference), places(places_),
           on_cpu(CPU{}, exact.gpt, places, mechanism_of(how, exact.gpt, places)),
           on_gpu(test_gpu(), gpt, places, mechanism_of(how, gpt, places)) {

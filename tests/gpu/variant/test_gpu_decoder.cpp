@@ -45,12 +45,6 @@ struct Prompt {
     int first, length, count;
 };
 
-Config config_with(bool qwen2, int NH, int NKV, int HS) {
-    Config config = with_choices(small_config(qwen2));
-    config.NH = NH, config.NKV = NKV, config.HS = HS;
-    return config;
-}
-
 /// A model on the GPU that writes up to three texts side by side, and the same on the CPU.
 template <class X>
 class DecoderTrial {
@@ -134,23 +128,23 @@ void check_sample(const Variant& variant) {
 }   // namespace
 
 GPU_VARIANT_CASE(" decoder on the GPU: greedy texts side by side, past tiles and windows", "[gpu][decode][variant]") {
-    DecoderTrial<float> trial(variant, config_with(false, 4, 2, 32), 200);
+    DecoderTrial<float> trial(variant, with_choices(small_config(false)), 200);
     // Five texts in three places; a ring of 9 keys turns five times in the first, another ends where the model's positions do.
     trial.write({{0, 1, 46}, {3, 126, 5}, {40, 61, 6}, {7, 189, 12}, {90, 20, 12}}, FLOAT);
 }
 
 GPU_VARIANT_CASE(" decoder on the GPU: texts longer than the model's positions, heads of 128", "[gpu][decode][variant]") {
-    DecoderTrial<float> trial(variant, config_with(true, 2, 2, 128), 67);
+    DecoderTrial<float> trial(variant, with_heads(with_choices(small_config(true)), 2, 2, 128), 67);
     trial.write({{0, 1, 8}, {5, 63, 7}, {30, 20, 2}, {2, 70, 2}}, FLOAT);
 }
 
 GPU_VARIANT_CASE(" decoder on the GPU: one key head, with more query heads than a block takes at a time", "[gpu][decode][variant]") {
-    DecoderTrial<float> trial(variant, config_with(false, 6, 1, 64), 200);
+    DecoderTrial<float> trial(variant, with_heads(with_choices(small_config(false)), 6, 1, 64), 200);
     trial.write({{2, 62, 5}, {5, 126, 4}}, FLOAT);
 }
 
 GPU_VARIANT_CASE(" decoder on the GPU: bf16, and a hybrid with a causal layer", "[gpu][decode][variant][hybrid]") {
-    Config config = config_with(true, 4, 2, 32);
+    Config config = with_choices(small_config(true));
     config.settings["deepseek_sparse_top_k"] = 150;   // all: rounding would change the choice
     config.layers.assign(size_t(config.L), {variant.name});
     config.layers.back().variant = "causal";
@@ -161,7 +155,7 @@ GPU_VARIANT_CASE(" decoder on the GPU: bf16, and a hybrid with a causal layer", 
 GPU_VARIANT_CASE(" decoder on the GPU: forms of nsa, in texts of many blocks", "[gpu][decode][variant]") {
     if (variant.name != std::string("nsa")) return;
     for (const char* form : {"nsa_shared_kv", "nsa_choice"}) {
-        Config config = config_with(false, 4, 2, 32);
+        Config config = with_choices(small_config(false));
         config.settings[form] = 1;
         DecoderTrial<float> trial(variant, config, 330);
         trial.write({{0, 318, 4}, {9, 261, 3}}, FLOAT);
