@@ -161,27 +161,6 @@ inline std::vector<int> draw_positions(const Problem& p, int count, uint64_t see
 // ---- problems with heads of size HS, for check(problem, policy, its score, what it sees)
 
 template <class Check>
-void check_shapes(int HS, Check check) {
-    for (auto [T, NH, NKV] : {std::array{1, 4, 2}, {63, 4, 4}, {64, 4, 2}, {65, 4, 1}, {200, 2, 1}}) {
-        Problem p(2, T, T, NH, NKV, HS);
-        check(p, Causal(), raw, causal);
-    }
-    for (auto [T, S] : {std::pair{70, 130}, {130, 70}, {1, 65}, {65, 1}, {1, 1}}) {
-        Problem p(2, T, S, 2, 1, HS);
-        check(p, Everything(), raw, everything);
-    }
-}
-
-template <class Check>
-void check_scores(int HS, Check check) {
-    for (int T : {1, 64, 130}) {
-        Problem p(1, T, T, 4, 2, HS, Modified().features());
-        p.dlse = normal_numbers(p.rows(), 9);
-        check(p, Modified(), Modified::definition(p), causal);
-    }
-}
-
-template <class Check>
 void check_masks(int HS, Check check) {
     SECTION("windows and holes inside tiles") {
         Problem p(1, 200, 200, 4, 2, HS, Modified().features());
@@ -203,16 +182,6 @@ void check_masks(int HS, Check check) {
     }
 }
 
-/// A gate on the output, also where it is zero.
-template <class Check>
-void check_output_gate(int HS, Check check) {
-    Problem p(2, 70, 70, 4, 2, HS);
-    p.gate = normal_numbers(p.rows(), 10);
-    for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
-    p.dlse = normal_numbers(p.rows(), 9);
-    check(p, Gated(), raw, causal);
-}
-
 template <class Check>
 void check_positions(int HS, Check check) {
     SECTION("gathered tokens in any order, with padding") {
@@ -232,24 +201,42 @@ void check_positions(int HS, Check check) {
     }
 }
 
-template <class Check>
-void check_all_points_at_once(int HS, Check check) {
-    Problem p(2, 130, 200, 4, 2, HS, Modified().features());
-    p.q_position = draw_positions(p, p.T, 1);
-    p.k_position = draw_positions(p, p.S, 2);
-    p.gate = normal_numbers(p.rows(), 10);
-    p.dlse = normal_numbers(p.rows(), 9);
-    draw_tile_lists(p);
-    check(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
-}
-
-/// Everything above: heads of size HS for most, of size `larger` where a score or a gate reads features.
+/// What both devices are checked with: heads of size HS for most, of size `larger` where a score or a gate reads features.
 template <class Check>
 void check_on_a_device(int HS, int larger, Check check) {
-    SECTION("one token, one tile, partial tiles, many tiles, groups of heads, more keys than queries, fewer") { check_shapes(HS, check); }
-    SECTION("scalars of heads, features of rows, columns and distances, with their gradients") { check_scores(larger, check); }
+    SECTION("one token, one tile, partial tiles, many tiles, groups of heads, more keys than queries, fewer") {
+        for (auto [T, NH, NKV] : {std::array{1, 4, 2}, {63, 4, 4}, {64, 4, 2}, {65, 4, 1}, {200, 2, 1}}) {
+            Problem p(2, T, T, NH, NKV, HS);
+            check(p, Causal(), raw, causal);
+        }
+        for (auto [T, S] : {std::pair{70, 130}, {130, 70}, {1, 65}, {65, 1}, {1, 1}}) {
+            Problem p(2, T, S, 2, 1, HS);
+            check(p, Everything(), raw, everything);
+        }
+    }
+    SECTION("scalars of heads, features of rows, columns and distances, with their gradients") {
+        for (int T : {1, 64, 130}) {
+            Problem p(1, T, T, 4, 2, larger, Modified().features());
+            p.dlse = normal_numbers(p.rows(), 9);
+            check(p, Modified(), Modified::definition(p), causal);
+        }
+    }
     SECTION("masks") { check_masks(HS, check); }
-    SECTION("a gate on the output") { check_output_gate(larger, check); }
+    SECTION("a gate on the output, also where it is zero") {
+        Problem p(2, 70, 70, 4, 2, larger);
+        p.gate = normal_numbers(p.rows(), 10);
+        for (size_t n = 0; n < p.gate.size(); n += 3) p.gate[n] = 0;
+        p.dlse = normal_numbers(p.rows(), 9);
+        check(p, Gated(), raw, causal);
+    }
     SECTION("positions") { check_positions(HS, check); }
-    SECTION("all extension points at once") { check_all_points_at_once(larger, check); }
+    SECTION("all extension points at once") {
+        Problem p(2, 130, 200, 4, 2, larger, Modified().features());
+        p.q_position = draw_positions(p, p.T, 1);
+        p.k_position = draw_positions(p, p.S, 2);
+        p.gate = normal_numbers(p.rows(), 10);
+        p.dlse = normal_numbers(p.rows(), 9);
+        draw_tile_lists(p);
+        check(p, Modified(Mask::holes), Modified::definition(p), Holes::sees);
+    }
 }
