@@ -29,9 +29,7 @@ std::vector<X> normal_numbers(size_t n, uint64_t seed, double deviation = 1) {
 
 template <class X>
 bool all_finite(const std::vector<X>& numbers) {
-    for (X number : numbers)
-        if (!std::isfinite(number)) return false;
-    return true;
+    return std::all_of(numbers.begin(), numbers.end(), [](X number) { return std::isfinite(number); });
 }
 
 /// A log-sum-exp of -infinity, that of a row that sees nothing, has no difference to itself.

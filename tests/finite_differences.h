@@ -5,6 +5,7 @@
 // finite differences, float or bf16 as in training.
 #pragma once
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,7 @@ Arrays<X> random_inputs(const Op& op) {
 
 /// The loss that checks differentiate: the inner product of the outputs with fixed values, which are then the outputs' gradient.
 inline double weighted_sum(const std::vector<double>& outputs, const std::vector<double>& weights) {
-    double total = 0;
-    for (size_t n = 0; n < outputs.size(); n++) total += outputs[n] * weights[n];
-    return total;
+    return std::inner_product(outputs.begin(), outputs.end(), weights.begin(), 0.0);
 }
 
 /// Random gradients of an operation's outputs.

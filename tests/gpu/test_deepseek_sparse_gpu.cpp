@@ -18,13 +18,6 @@ struct ChoiceCase {
     std::vector<int> starts;   // of documents (B, T), or none
 };
 
-std::vector<ChoiceCase> choice_cases() {
-    std::vector<int> starts(2 * 150);
-    for (int n = 0; n < 300; n++) starts[n] = n % 150 < 70 ? 0 : n % 150 < 75 ? 70 : 75;
-    return {{{2, 200, 4, 64, 32}, 20, 3, {}}, {{1, 330, 1, 64, 32}, 3, 6, {}}, {{2, 150, 4, 64, 32}, 7, 1, starts},
-            {{1, 130, 4, 64, 32}, 1000, 2, {}}, {{1, 1, 4, 64, 32}, 1, 1, {}}};
-}
-
 struct Chosen {
     std::vector<uint64_t> words;
     std::vector<int> count, list, touched;
@@ -58,7 +51,10 @@ Chosen choose(Device device, const ChoiceCase& one) {
 }   // namespace
 
 TEST_CASE("GPU indexer: the CPU's choice to the bit, with ties, documents, and pieces of any size", "[gpu][attention][indexer]") {
-    for (const ChoiceCase& one : choice_cases()) {
+    std::vector<int> starts(2 * 150);
+    for (int n = 0; n < 300; n++) starts[n] = n % 150 < 70 ? 0 : n % 150 < 75 ? 70 : 75;
+    for (const ChoiceCase& one : {ChoiceCase{{2, 200, 4, 64, 32}, 20, 3, {}}, {{1, 330, 1, 64, 32}, 3, 6, {}},
+                                  {{2, 150, 4, 64, 32}, 7, 1, starts}, {{1, 130, 4, 64, 32}, 1000, 2, {}}, {{1, 1, 4, 64, 32}, 1, 1, {}}}) {
         INFO("T " << one.s.T << ", top " << one.top);
         const Chosen cpu = choose(CPU{}, one), gpu = choose(test_gpu(), one);
         CHECK(gpu.words == cpu.words);

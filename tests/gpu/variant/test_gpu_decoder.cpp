@@ -101,30 +101,6 @@ private:
     Decoder<GPU, X> decoder_;
 };
 
-/// What a model in training writes behind a step, greedily, against passes of the same model over the whole text.
-void check_sample(const Variant& variant) {
-    const Threads one(1);
-    const int T = 40, count = 6;
-    const Config config = with_choices(small_config(false));
-    Trial<double> exact(Variants(named(variant.name)), config, 2, T, 2, T);
-    GpuTrial<float> trial(Variants(variant), config, 2, T, Recompute::layers);
-    trial.set_weights(round_weights<float>(exact));
-    trial.loss_and_gradients(exact);
-    std::vector<int32_t> text(exact.tokens.begin(), exact.tokens.begin() + 37), expected = text;   // becomes longer than T
-    sample_text(trial.device, trial.gpt, text, count, GREEDY);
-    write_by_passes(trial.device, trial, expected, count, T);
-    CHECK(text == expected);
-
-    // A longer text has no products that a shorter one has not.
-    const auto write = [&](int tokens) {
-        std::vector<int32_t> ids(exact.tokens.begin(), exact.tokens.begin() + 30);
-        sample_text(trial.device, trial.gpt, ids, tokens, GREEDY);
-        return Matmuls::of_process().plans_made();
-    };
-    const size_t plans = write(2);
-    CHECK(write(9) == plans);
-}
-
 }   // namespace
 
 GPU_VARIANT_CASE(" decoder on the GPU: greedy texts side by side, past tiles and windows", "[gpu][decode][variant]") {
@@ -162,4 +138,26 @@ GPU_VARIANT_CASE(" decoder on the GPU: forms of nsa, in texts of many blocks", "
     }
 }
 
-GPU_VARIANT_CASE(" decoder on the GPU: samples during training", "[gpu][decode][variant]") { check_sample(variant); }
+/// What a model in training writes behind a step, greedily, against passes of the same model over the whole text.
+GPU_VARIANT_CASE(" decoder on the GPU: samples during training", "[gpu][decode][variant]") {
+    const Threads one(1);
+    const int T = 40, count = 6;
+    const Config config = with_choices(small_config(false));
+    Trial<double> exact(Variants(named(variant.name)), config, 2, T, 2, T);
+    GpuTrial<float> trial(Variants(variant), config, 2, T, Recompute::layers);
+    trial.set_weights(round_weights<float>(exact));
+    trial.loss_and_gradients(exact);
+    std::vector<int32_t> text(exact.tokens.begin(), exact.tokens.begin() + 37), expected = text;   // becomes longer than T
+    sample_text(trial.device, trial.gpt, text, count, GREEDY);
+    write_by_passes(trial.device, trial, expected, count, T);
+    CHECK(text == expected);
+
+    // A longer text has no products that a shorter one has not.
+    const auto write = [&](int tokens) {
+        std::vector<int32_t> ids(exact.tokens.begin(), exact.tokens.begin() + 30);
+        sample_text(trial.device, trial.gpt, ids, tokens, GREEDY);
+        return Matmuls::of_process().plans_made();
+    };
+    const size_t plans = write(2);
+    CHECK(write(9) == plans);
+}
