@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/catch.h"
 #include "tests/gpu/device_array.h"
 
 /// The seeds that a kernel should be run with: in order, last first, and two random orders; streams at once, late and mixed.

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "model/base/bf16.h"
-#include "tests/catch.h"
 #include "tests/emulator/emulated.h"
 
 namespace {

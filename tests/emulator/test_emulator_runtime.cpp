@@ -2,7 +2,6 @@
 // seed; one that forgets a wait gives wrong ones under some.
 #include <cstring>
 
-#include "tests/catch.h"
 #include "tests/emulator/emulated.h"
 
 namespace {

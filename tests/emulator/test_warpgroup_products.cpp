@@ -2,7 +2,6 @@
 // tested in tests/gpu/test_conformance_wgmma.cpp.
 #include "attention/kernel/wgmma.cuh"
 
-#include "tests/catch.h"
 #include "tests/emulator/emulated.h"
 
 namespace {
