@@ -38,60 +38,54 @@ inline void check_gradients_of(const Gradients& is, const Gradients& should, Tol
 }
 
 template <class X, class P>
-void check_attention_by(const Problem& original, const P& policy) {
-    const Problem p = rounded_problem<X>(original);
-    INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
-    INFO("B " << p.B << ", T " << p.T << ", S " << p.S << ", NH " << p.NH << ", NKV " << p.NKV << ", HS " << p.HS);
-    AttentionOn<GPU, X, P> gpu(test_gpu(), p, policy);
-    const Results is = gpu.forward(false), with_statistics = gpu.forward(true);
-    const Gradients gradients = gpu.backward();
-    const Threads one(1);   // many short runs
-    AttentionOn<CPU, double, P> on_cpu({}, p, policy);
-    const Results should = on_cpu.forward();
-    const Tolerance tolerance = of_attention<X>(p), of_lse = of_attention<float>(p);
-    CHECK(difference(is.out, should.out, tolerance) == "");
-    CHECK(difference(is.gated_out, should.gated_out, tolerance) == "");
-    CHECK(difference(no_infinity(is.lse), no_infinity(should.lse), of_lse) == "");
-    CHECK(bit_difference(with_statistics.out, is.out) == "");
-    CHECK(bit_difference(with_statistics.gated_out, is.gated_out) == "");
-    CHECK(bit_difference(with_statistics.lse, is.lse) == "");
-    CHECK(difference(no_infinity(with_statistics.tile_max), no_infinity(should.tile_max), of_lse) == "");
-    CHECK(difference(with_statistics.entropy, should.entropy, {of_lse.relative, 1e-4}) == "");
-    CHECK(bit_difference(with_statistics.pairs, should.pairs) == "");
-    CHECK(bit_difference(with_statistics.tiles, should.tiles) == "");
-    CHECK(difference(no_nan(with_statistics.pair_gate), no_nan(should.pair_gate), of_lse) == "");
+void check_attention_in(const Problem& original, const P& policy) {
+    by_all_kernels(MAY_USE_WARPGROUPS<X, 64, P> && original.HS >= 64, [&] {
+        const Problem p = rounded_problem<X>(original);
+        INFO((std::is_same_v<X, bf16> ? "bf16" : "float"));
+        INFO("B " << p.B << ", T " << p.T << ", S " << p.S << ", NH " << p.NH << ", NKV " << p.NKV << ", HS " << p.HS);
+        AttentionOn<GPU, X, P> gpu(test_gpu(), p, policy);
+        const Results is = gpu.forward(false), with_statistics = gpu.forward(true);
+        const Gradients gradients = gpu.backward();
+        const Threads one(1);   // many short runs
+        AttentionOn<CPU, double, P> on_cpu({}, p, policy);
+        const Results should = on_cpu.forward();
+        const Tolerance tolerance = of_attention<X>(p), of_lse = of_attention<float>(p);
+        CHECK(difference(is.out, should.out, tolerance) == "");
+        CHECK(difference(is.gated_out, should.gated_out, tolerance) == "");
+        CHECK(difference(no_infinity(is.lse), no_infinity(should.lse), of_lse) == "");
+        CHECK(bit_difference(with_statistics.out, is.out) == "");
+        CHECK(bit_difference(with_statistics.gated_out, is.gated_out) == "");
+        CHECK(bit_difference(with_statistics.lse, is.lse) == "");
+        CHECK(difference(no_infinity(with_statistics.tile_max), no_infinity(should.tile_max), of_lse) == "");
+        CHECK(difference(with_statistics.entropy, should.entropy, {of_lse.relative, 1e-4}) == "");
+        CHECK(bit_difference(with_statistics.pairs, should.pairs) == "");
+        CHECK(bit_difference(with_statistics.tiles, should.tiles) == "");
+        CHECK(difference(no_nan(with_statistics.pair_gate), no_nan(should.pair_gate), of_lse) == "");
 
-    check_gradients_of(gradients, on_cpu.backward(), tolerance);
-}
-
-template <class X, class P>
-void check_attention_in(const Problem& p, const P& policy) {
-    by_all_kernels(MAY_USE_WARPGROUPS<X, 64, P> && p.HS >= 64, [&] { check_attention_by<X>(p, policy); });
+        check_gradients_of(gradients, on_cpu.backward(), tolerance);
+    });
 }
 
 /// Everything that both passes compute, to the last bit, in several orders.
 template <class X, class P>
-void check_same_bits_by(const Problem& p, const P& policy) {
-    auto all_results = [&] {
-        AttentionOn<GPU, X, P> gpu(test_gpu(), p, policy);
-        const Results r = gpu.forward(false);
-        const Gradients g = gpu.backward();
-        Numbers all;
-        for (const Numbers* part : {&r.out, &r.gated_out, &r.lse, &g.q, &g.k, &g.v, &g.head, &g.row, &g.column, &g.tile, &g.gate})
-            all.insert(all.end(), part->begin(), part->end());
-        return all;
-    };
-    const Numbers once = all_results();
-    CHECK(all_finite(no_infinity(once)));
-    for (int order = 1; order <= 4; order++) {
-        const Order chosen(order);
-        CHECK(bit_difference(all_results(), once) == "");
-    }
-}
-
-template <class X, class P>
 void check_same_bits_on_gpu(const Problem& p, const P& policy) {
-    by_all_kernels(MAY_USE_WARPGROUPS<X, 64, P> && p.HS >= 64, [&] { check_same_bits_by<X>(p, policy); });
+    by_all_kernels(MAY_USE_WARPGROUPS<X, 64, P> && p.HS >= 64, [&] {
+        auto all_results = [&] {
+            AttentionOn<GPU, X, P> gpu(test_gpu(), p, policy);
+            const Results r = gpu.forward(false);
+            const Gradients g = gpu.backward();
+            Numbers all;
+            for (const Numbers* part : {&r.out, &r.gated_out, &r.lse, &g.q, &g.k, &g.v, &g.head, &g.row, &g.column, &g.tile, &g.gate})
+                all.insert(all.end(), part->begin(), part->end());
+            return all;
+        };
+        const Numbers once = all_results();
+        CHECK(all_finite(no_infinity(once)));
+        for (int order = 1; order <= 4; order++) {
+            const Order chosen(order);
+            CHECK(bit_difference(all_results(), once) == "");
+        }
+    });
 }
 
 template <class P>

@@ -45,21 +45,17 @@ struct GreatestTokens {
     }
 };
 
-template <class Device>
-void check_take_greatest(Device device) {
+}   // namespace
+
+TEST_CASE("clusters: every centroid takes the tokens with the greatest cosines, of equals the first", "[gpu][attention][clusters]") {
     for (const ClusterShape& s : {ClusterShape{2, 65, 3, 8, 1, 4, 16}, {1, 600, 2, 8, 0, 7, 85}, {1, 40, 1, 8, 0, 1, 40},
                                   {2, 3, 2, 8, 1, 5, 1}, {1, 1, 2, 8, 1, 3, 1}}) {
         INFO("T " << s.T << ", clusters " << s.clusters << " of " << s.size);
         const GreatestTokens take{s};
-        CHECK(take.tokens(device) == take.formula());
-    }
-}
-}   // namespace
-
-TEST_CASE("clusters: every centroid takes the tokens with the greatest cosines, of equals the first", "[gpu][attention][clusters]") {
-    check_take_greatest(CPU{});
-    for (int order = 0; order <= 4; order++) {
-        const Order chosen(order);
-        check_take_greatest(test_gpu());
+        CHECK(take.tokens(CPU{}) == take.formula());
+        for (int order = 0; order <= 4; order++) {
+            const Order chosen(order);
+            CHECK(take.tokens(test_gpu()) == take.formula());
+        }
     }
 }
