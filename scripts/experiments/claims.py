@@ -230,13 +230,11 @@ def by_pairs(claim, e, report):
 def by_cards(claim, report):
     """Of whole steps on GPUs, one median each: as wide as two measurements of one program on one card are apart."""
     noise = report.analysis['card_noise']
-    for card in report.cards:
-        steps = card['whole_steps']
+    for gpu, (_, steps) in report.cards.items():
         if not {claim['arm'], claim['against']} <= set(steps): continue
-        ratio = steps[claim['against']]['is'] / steps[claim['arm']]['is']
+        ratio = steps[claim['arm']] / steps[claim['against']]
         ratios = Ratios(ratio, ratio / (1 + noise), ratio * (1 + noise), 1.0, 1)
-        where = f'{card["gpu"]}, 134M parameters, rows of 1,024, one median each'
-        yield ratio_finding(claim, ratios, 'medium', where)
+        yield ratio_finding(claim, ratios, 'medium', f'{gpu}, 134M parameters, rows of 1,024, one median each')
 
 
 def by_collapse(claim, e, report):

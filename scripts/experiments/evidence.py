@@ -62,8 +62,7 @@ def count_parameters(p):
 def measured(report):
     """Pairs of runs of asga_neither and causal with equal weights hashes, and speeds against causal's on the first GPU that has them."""
     pairs = sum(one.found.pairs for one in report.findings if one.verdict.word == IDENTITY and one.claim['id'] == 'asga_neither')
-    for card in report.cards:
-        rate = {arm: step['is'] for arm, step in card['whole_steps'].items()}
-        if {'asga', 'dsa'} <= set(rate): break
-    else: raise Refused('dev/gpu: no measurement of whole steps of causal, asga and dsa; dev/gpu/results.py adds them')
-    return {'pairs': pairs, 'card': card['gpu'], 'asga_speed': rate['asga'] / rate['causal'], 'dsa_speed': rate['dsa'] / rate['causal']}
+    for gpu, (_, steps) in report.cards.items():
+        if {'asga', 'dsa'} <= set(steps):
+            return {'pairs': pairs, 'card': gpu, 'asga_speed': 1 / steps['asga'], 'dsa_speed': 1 / steps['dsa']}
+    raise Refused('dev/gpu: no measurement of whole steps of causal, asga and dsa; dev/gpu/results.py adds them')

@@ -27,7 +27,7 @@ from plan import cards
 from prepare import QWEN3
 from report import Section
 from shards import ids, write_whole
-from tables import EMPTY, as_markdown, interval
+from tables import EMPTY, as_markdown, interval, number
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 from export_gguf import tensors_of  # noqa: E402
@@ -159,8 +159,8 @@ def results(report, linked):
     for arm in report.experiments['e4_speed'].arms:
         if not any(arm in found for _, found in costs): continue
         rows.append({'mechanism': f'[{arm}](#{arm})' if arm in linked else arm} |
-                    {title: at_most(found.get(arm)) for title, found in costs} |
-                    {'difference of loss': difference(report, arm)} | {f'step, {card["gpu"]}': on_card(card, arm) for card in cards()})
+                    {title: at_most(found.get(arm)) for title, found in costs} | {'difference of loss': difference(report, arm)} |
+                    {f'step, {gpu}': number(steps.get(arm), '.2f') for gpu, (_, steps) in cards().items()})
     return as_markdown(pd.DataFrame(rows)).replace(' | ', '|')
 
 
@@ -179,14 +179,9 @@ def difference(report, arm):
     return next((interval(c) for c in found if c and c.pairs >= 2), EMPTY)
 
 
-def on_card(card, arm):
-    steps = card['whole_steps']
-    return f'{steps["causal"]["is"] / steps[arm]["is"]:.2f}' if arm in steps else EMPTY
-
-
 def page(report, variants):
     """The text of the gallery."""
-    gpus = '; '.join(f'{card["gpu"]}, 134M parameters, 32 x 1,024 tokens, {card["whole_steps"]["causal"]["date"]}' for card in cards())
+    gpus = '; '.join(f'{gpu}, 134M parameters, 32 x 1,024 tokens, {date}' for gpu, (date, _) in cards().items())
     entries = [{'variant': variant, 'form': ' '.join(map(str, FORMS.get(variant, ()))), 'source': source(variant),
                 'formula': formula(variant)} for variant in variants]
     template = jinja2.Template((HERE / 'gallery.md.j2').read_text(encoding='utf-8'), trim_blocks=True)

@@ -94,17 +94,12 @@ class Run:
         return [run for run in (self.origin, self.against and self.against.origin) if run]
 
 
-def cards():
-    """Measurements that dev/gpu/results.py keeps, one file per GPU, with whole steps of causal."""
-    found = [json.loads(path.read_text(encoding='utf-8')) for path in sorted((ROOT / 'dev/gpu').glob('*.json'))]
-    return [card for card in found if 'causal' in card.get('whole_steps', {})]
-
-
 @functools.cache
-def step_ratios():
-    """{variant: time of a whole step against causal's} on the first GPU; {} in a package without measurements."""
-    steps = next((card['whole_steps'] for card in cards()), {})
-    return {variant: steps['causal']['is'] / of['is'] for variant, of in steps.items()}
+def cards():
+    """{GPU: (date, {variant: time of a whole step against causal's})} from the files of dev/gpu/results.py; {} in a package without."""
+    found = [json.loads(path.read_text(encoding='utf-8')) for path in sorted((ROOT / 'dev/gpu').glob('*.json'))]
+    return {card['gpu']: (base['date'], {variant: base['is'] / of['is'] for variant, of in card['whole_steps'].items()})
+            for card in found if (base := card.get('whole_steps', {}).get('causal'))}
 
 
 def known_experiments(folder=HERE):
@@ -193,7 +188,7 @@ class Experiment:
             table = with_common(self.path)
         self._check_keys('experiment', '', table)
         vars(self).update(deepcopy(DEFAULTS) | table)   # the keys of the table are attributes
-        self.relative_seconds = {}   # arm -> step time against the baseline's, where it is not that of step_ratios()
+        self.relative_seconds = {}   # arm -> step time against the baseline's, where it is not that of cards()
         for kind, tables in (('arm', self.arms), ('setting', self.settings), ('scale', self.scales)):
             for of, inner in tables.items(): self._check_keys(kind, f'{kind}s.{of}', inner)
         self._check_keys('sweep', 'sweep', self.sweep)
@@ -298,7 +293,8 @@ class Planner:
         """Expected time of a step against the baseline's."""
         e = self.experiment
         known = e.relative_seconds | e.settings.get(setting, {}).get('relative_seconds', {})
-        return known[arm] if arm in known else step_ratios().get(e.arms[arm].get('variant', arm), 1.0)
+        _, of_card = next(iter(cards().values()), ('', {}))
+        return known[arm] if arm in known else of_card.get(e.arms[arm].get('variant', arm), 1.0)
 
     def stage_of(self, setting):
         table, depth = self.experiment.settings[setting], self.experiment.depth(setting)
