@@ -2,6 +2,8 @@
 from statistics import mean
 
 import numpy
+import pandas as pd
+from scipy.stats import entropy
 
 import shards
 import stats
@@ -67,12 +69,9 @@ def no_better_than_unigram(base, unigram):
 
 def unigram_loss(paths):
     """Entropy in nats of the unigram distribution of the tokens in these shards; None without any."""
-    counts = numpy.zeros(1, dtype=numpy.int64)
+    counts = pd.Series(dtype=float)
     for path in paths:
         magic, _, tokens, content = shards.read(path)
         ids = numpy.frombuffer(content, '<u2' if magic == shards.MAGIC_16 else '<u4', tokens)
-        more = numpy.bincount(ids)
-        counts = numpy.pad(counts, (0, max(0, len(more) - len(counts))))
-        counts[:len(more)] += more
-    shares = counts[counts > 0] / max(1, counts.sum())
-    return float(-(shares * numpy.log(shares)).sum()) if len(shares) else None
+        counts = counts.add(pd.Series(numpy.bincount(ids)), fill_value=0)
+    return float(entropy(counts)) if counts.any() else None

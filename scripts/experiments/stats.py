@@ -15,6 +15,7 @@ from scipy import stats as scipy
 from statsmodels.duration.survfunc import survdiff
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
+from statsmodels.stats.weightstats import DescrStatsW
 
 from turns import median_interval
 
@@ -128,8 +129,7 @@ def tost_p(differences, margin):
     d = pd.Series(differences)
     if len(d) < 2: return math.nan
     if d.nunique() == 1: return float(abs(d.iloc[0]) >= margin)
-    below, above = scipy.ttest_1samp(d, margin, alternative='less'), scipy.ttest_1samp(d, -margin, alternative='greater')
-    return float(max(below.pvalue, above.pvalue))
+    return float(DescrStatsW(d).ttost_mean(-margin, margin)[0])
 
 
 def power_law(differences):
