@@ -113,11 +113,11 @@ def by_seed(runs, column='loss'):
     return {arm: own.set_index('seed')[column] for arm, own in runs.groupby('arm', sort=False)}
 
 
-def compare_arms(runs, pairs):
-    """(arm, against) -> Comparison of the pairs that have runs, with Holm's correction over all."""
+def compare_arms(runs, baseline, claimed):
+    """(arm, against) -> Comparison of every arm with the baseline, and of claimed pairs that have runs, with Holm's correction over all."""
     losses, halves, weights = (by_seed(runs, column) for column in ('loss', 'half_loss', 'weights'))
     found = {}
-    for arm, against in pairs:
+    for arm, against in [*((arm, baseline) for arm in losses), *claimed]:
         if arm == against or not {arm, against} <= set(losses): continue
         c = found[arm, against] = stats.compare(losses[arm], losses[against])
         of = lambda columns: (columns[name][c.differences.index] for name in (arm, against))
@@ -152,11 +152,12 @@ class Report:
                            for name, setting in zip(trained.experiment, trained.setting)], trained.index, dtype=bool)
         trained = trained[~swept | trained.index.isin(at_best_rates(trained[swept]).index)]
         self.trained = trained.drop_duplicates([*GROUP, 'arm', 'seed'], keep='last')   # the last planned of several rates
-        self.comparisons = {group: self._compare(self.experiments[group[0]], of)
-                            for group, of in self.trained.groupby(GROUP, sort=False)}
-        of_tasks = lambda name, _, setting: 'task' in self.experiments[name].settings.get(setting, {})
-        self.learning = {group: found for group, of in self.trained.groupby(GROUP, sort=False)
-                         if of_tasks(*group) and (found := learning_of(of, self.experiments[group[0]].baseline))}
+        self.comparisons, self.learning = {}, {}
+        for (name, scale, setting), of in self.trained.groupby(GROUP, sort=False):
+            e = self.experiments[name]
+            claimed = [(c['arm'], c['against']) for c in self.claims if c['experiment'] == name and c['unit'] == NATS]
+            self.comparisons[name, scale, setting] = compare_arms(of, e.baseline, claimed)
+            if 'task' in e.settings.get(setting, {}) and (found := learning_of(of, e.baseline)): self.learning[name, scale, setting] = found
         self.findings = list(find(self.claims, self))
         self.not_measured = [claim for claim in self.claims if all(one.claim is not claim for one in self.findings)]
 
@@ -165,11 +166,6 @@ class Report:
         e = self.experiments[experiment]
         at = lambda names, name: list(names).index(name) if name in names else len(names)
         return at(self.experiments, experiment), SCALES.index(scale), at(e.settings, setting), at(e.arms, arm)
-
-    def _compare(self, e, runs):
-        """Every arm with the baseline, and the pairs of claims."""
-        claimed = [(c['arm'], c['against']) for c in self.claims if c['experiment'] == e.name and c['unit'] == NATS]
-        return compare_arms(runs, [*((arm, e.baseline) for arm in runs.arm.unique()), *claimed])
 
 
 def copied(trained, scale):
