@@ -136,7 +136,9 @@ def draw_costs(e, panels):
         ax.set_title('\n'.join(textwrap.wrap(title, 24)), fontsize=8)
         ax.tick_params(axis='x', labelsize=7)
         if log: ax.set_xscale('log')
-        draw_column(ax, [found.get(arm, {}) for arm in arms], shades)
+        for row, values in enumerate([found.get(arm, {}) for arm in arms]):
+            if not values: ax.text(0.03, row, '-', transform=ax.get_yaxis_transform(), color='#aa3333', va='center')
+            for length, value in values.items(): ax.plot(value, row, marker='o', markersize=3.5, color=shades[length])
         base = found.get(e.baseline, {}).values()
         if base and max(base) < 1.5 * min(base): ax.axvline(median(base), color='#888888', linewidth=0.8)
     places.flat[0].set_yticks(range(len(arms)), arms, fontsize=7)
@@ -144,13 +146,6 @@ def draw_costs(e, panels):
     dots = [Line2D([], [], color=shades[n], marker='o', linestyle='', markersize=4, label=f'{n:,.0f} tokens') for n in lengths]
     figure.legend(handles=dots, loc='outside lower center', ncols=len(dots), fontsize=8)
     return svg(figure, 'quality and costs of every arm')
-
-
-def draw_column(ax, rows, shades):
-    """A dot for each value of [{length: value}], a dash in a row without any."""
-    for row, values in enumerate(rows):
-        if not values: ax.text(0.03, row, '-', transform=ax.get_yaxis_transform(), color='#aa3333', va='center')
-        for length, value in values.items(): ax.plot(value, row, marker='o', markersize=3.5, color=shades[length])
 
 
 def draw_forest(lines, multiples=False):

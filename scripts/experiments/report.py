@@ -18,7 +18,7 @@ import jinja2
 
 import figures
 from analysis import LEARNT, UNTRAINED, Report, by_length, copied, sweep_means
-from claims import EQUIVALENT, IDENTITY, NATS, OPPOSITE, REPRODUCED, SAME, STRUCK, TRANSIENT
+from claims import EQUIVALENT, IDENTITY, MASS, NATS, OPPOSITE, REPRODUCED, SAME, STRUCK, TRANSIENT
 from evidence import statements
 from guards import cautions, unigram_loss
 from plan import SCALES, TIMED, choose, known_experiments, shape_name
@@ -29,9 +29,7 @@ from tables import (arm_table, as_markdown, comparison_table, grid_table, horizo
 SETTINGS_AS_ONE = 4   # with so many settings a table of arms x settings comes first
 MOST_INTERVALS = 24   # in a picture
 SHORT = 3             # most commits and machines that are named
-SERIES = [('entropy', 'entropy of attention, nats', 'optimiser steps'), ('gate', 'mean gate', 'optimiser steps'),
-          ('mass_95', 'share of keys with 95% of the mass', 'optimiser steps'),
-          ('mass_99', 'share of keys with 99% of the mass', 'optimiser steps'), ]
+SERIES = {'entropy of attention, nats': 'entropy', 'mean gate': 'gate'} | MASS   # against optimiser steps
 DIFFERENCES = [('training', 'training loss', 'optimiser steps', figures.NEAR), ('by_position', 'loss by position', 'position', 0)]
 
 
@@ -58,15 +56,13 @@ class Section:
 
     def __init__(self, report, name, scale):
         of = lambda runs: runs[(runs.experiment == name) & (runs.scale == scale)]
-        self.name, self.scale, self.experiment, self.title = name, scale, report.experiments[name], report.experiments[name].title
+        self.report, self.name, self.scale, self.experiment = report, name, scale, report.experiments[name]
         self.runs, self.trained, self.timed, self.sweep = map(of, (report.runs, report.trained, report.timed, report.sweep))
         self.comparisons = {setting: c for (e, at, setting), c in report.comparisons.items() if (e, at) == (name, scale)}
         self.learning = {setting: of for (e, at, setting), of in report.learning.items() if (e, at) == (name, scale)}
         self.findings = [one for one in report.findings if (one.claim['experiment'], one.scale) == (name, scale)]
         self.labels = [(arm, table['label']) for arm, table in self.experiment.arms.items() if 'label' in table]
-        self.committed = report.committed
-        self.all_trained = report.trained
-        self.struck, self.all_runs = report.struck.get((name, scale)), report.runs
+        self.struck = report.struck.get((name, scale))
         with_task = [setting for setting, table in self.experiment.settings.items() if 'task' in table]
         self.asks = self.trained.accuracy.notna() & self.trained.setting.isin(with_task)
         self.tables, self.folded = self._tables()
@@ -75,7 +71,7 @@ class Section:
         """The first sentences of README.md on these runs, which are those of results/, behind their place in brackets."""
         form = rf'^\*\*{self.name}\*\*{", medium" if self.scale == "medium" else "(?!, medium)"}.*?(?=^\*\*\w|^##|^Engines:|\Z)'
         found = re.search(form, (HERE / 'README.md').read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
-        if not found or not self.committed or self.scale not in ('reduced', 'medium'): return ''
+        if not found or not self.report.committed or self.scale not in ('reduced', 'medium'): return ''
         words = ' '.join(found[0].split()).partition('): ')[2]
         sentences = re.split(r'(?<=[a-z)\d]\.) (?=[A-Za-z])', words)
         return ' '.join(sentences[:3])
@@ -127,7 +123,7 @@ class Section:
         unigram = bundled_unigram() if e.scales[self.scale].get('data', 'bundled') == 'bundled' else None
         for setting, of in self.trained.groupby('setting', sort=False):
             if e.settings[setting].keys() & {'task', 'labelled', 'evaluate'}: continue
-            found += cautions(of, e.baseline, self.comparisons[setting], self.all_runs, unigram)
+            found += cautions(of, e.baseline, self.comparisons[setting], self.report.runs, unigram)
         return list(dict.fromkeys(found))
 
     def _tables(self):
@@ -186,7 +182,7 @@ class Section:
         rate = 1e3 / base[base.length == longest].ms.median()
         return [('validation loss, nats', once(self.trained.groupby('arm').loss.mean().dropna()), False),
                 ('copies, share right (e7_recall)',
-                 once({arm: mean(of) for arm, of in copied(self.all_trained, self.scale).items()}), False),
+                 once({arm: mean(of) for arm, of in copied(self.report.trained, self.scale).items()}), False),
                 ('KV cache, KiB', by_length(writes.assign(kib=writes.cache_bytes / 2**10), 'kib'), True),
                 (f'tokens/s written, 1: {rate:,.0f} at {longest:,.0f}', speed('ratio'), True),
                 ('tokens/s read, of the baseline\'s', speed('first_ratio'), True),
@@ -202,15 +198,14 @@ class Section:
         found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))
-        trained = self.trained
         for key, what, x, near in DIFFERENCES:
             words = f'{what} minus that of {e.baseline}, nats'
             found.append((f'{words[0].upper()}{words[1:]}, mean over seeds' + (f', from {near:.0%} of a run on' if near else ''),
-                          figures.draw_series(e, trained, key, words, x, near, e.baseline)))
+                          figures.draw_series(e, self.trained, key, words, x, near, e.baseline)))
         if len(horizons := self.horizons()) > 2:
             found.append(('Differences against the length of a run', figures.draw_horizons(e, horizons)))
-        found += [(f'{label[0].upper()}{label[1:]}, against the {x}, mean over seeds',
-                   figures.draw_series(e, trained, key, label, x)) for key, label, x in SERIES]
+        found += [(f'{label[0].upper()}{label[1:]}, against the optimiser steps, mean over seeds',
+                   figures.draw_series(e, self.trained, key, label, 'optimiser steps')) for label, key in SERIES.items()]
         return [(caption, svg) for caption, svg in found if svg]
 
 
