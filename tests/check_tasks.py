@@ -25,9 +25,6 @@ def solve_copy(words, task):
     return stretch[len(done)] if len(stretch) == task['length'] else None
 
 
-solve_gap_copy = solve_copy
-
-
 def solve_mqar(words, task):
     found = re.search(re.escape(words[-1]) + '([a-p])', words[:-1])
     return found[1] if found else None
@@ -38,9 +35,12 @@ def solve_induction(words, task):
     return words[at + 1] if at >= 0 else None
 
 
+SOLVERS = {'copy': solve_copy, 'gap_copy': solve_copy, 'mqar': solve_mqar, 'induction': solve_induction}
+
+
 def accuracy(rows, task, window, random):
     """Of a solver that sees so many tokens back and guesses where it cannot tell; one answer of each row."""
-    right, solve = 0, globals()[f'solve_{task["kind"]}']
+    right, solve = 0, SOLVERS[task['kind']]
     for row, answers in zip(rows.tokens, rows.answers):
         at = answers[random.integers(len(answers))]
         words = ''.join('_' if n < at - window else '^' if c == 256 else chr(c) for n, c in enumerate(row[:at]))

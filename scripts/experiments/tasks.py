@@ -42,14 +42,15 @@ def empty(task, n, needed):
     return tokens
 
 
-def copy(task, n, random, gaps=None):
-    """A stretch of letters, dots, a colon, the same stretch: every token stands `distance` tokens after its source."""
+def copy(task, n, random):
+    """A stretch of letters, dots, a colon, the same stretch: every token stands `distance` tokens after its source. The distances of
+    gap_copy are drawn from length + 1 to `distance`."""
     length, distance = task['length'], task['distance'] or 4 * task['length']
     if distance <= length: raise Refused(f'{task["kind"]}: distance {distance} must be more than length {length}')
     slot = distance + length
     tokens, answers, sources = empty(task, n, 1 + slot), [], []
     for end in range(1 + slot, task['T'] + 1, slot):
-        gap = np.full((n, 1), distance) if gaps is None else gaps(n)
+        gap = np.full((n, 1), distance) if task['kind'] == 'copy' else random.integers(length + 1, distance + 1, (n, 1))
         to = np.broadcast_to(np.arange(end - length, end), (n, length))
         stretch = random.choice(LETTERS, (n, length))
         np.put_along_axis(tokens, to - gap, stretch, 1)
@@ -57,12 +58,6 @@ def copy(task, n, random, gaps=None):
         tokens[:, end - length - 1] = ord(':')
         answers.append(to), sources.append(to - gap)
     return Rows(tokens, np.concatenate(answers, 1), np.concatenate(sources, 1), LETTERS)
-
-
-def gap_copy(task, n, random):
-    """The same at distances that are drawn from length + 1 to `distance`."""
-    distance = task['distance'] or 4 * task['length']
-    return copy(task, n, random, lambda n: random.integers(task['length'] + 1, distance + 1, (n, 1)))
 
 
 def mqar(task, n, random):
@@ -131,7 +126,7 @@ def induction(task, n, random):
     return Rows(tokens, np.full((n, 1), T - 1), colons[:, None] + 1, LETTERS)
 
 
-KINDS = {'copy': copy, 'gap_copy': gap_copy, 'mqar': mqar, 'backcopy': backcopy, 'induction': induction}
+KINDS = {'copy': copy, 'gap_copy': copy, 'mqar': mqar, 'backcopy': backcopy, 'induction': induction}
 
 
 def make(task, part, n):
