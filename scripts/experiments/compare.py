@@ -212,11 +212,8 @@ def main(arguments=None):
     add('--seeds', type=int, default=3, help='number of seeds (default 3)')
     add('--curves', nargs='+', default=[], metavar='ARM=FILE', help='validation losses of another program\'s runs, seed after seed')
     add('--rates', type=float, nargs='+', default=[], help='factors of the learning rate to choose from')
-    runner.add_common(parser, 'out/compare')
-    options = parser.parse_args(words)
-    if options.seeds < 1 or options.jobs < 0 or (options.text and options.data):
-        parser.error('--seeds is at least 1, --jobs not negative, and --text and --data exclude each other')
-    if options.run is not None and not options.stage: parser.error('--run counts the runs of a --stage')
+    options = runner.parse_common(parser, 'out/compare', words)
+    if options.seeds < 1 or (options.text and options.data): parser.error('--seeds is at least 1, and --text and --data exclude each other')
     if not all(0 < rate < math.inf for rate in options.rates): parser.error('--rates are positive numbers')
     plan, out = experiment(options.arms, options_of(of_all), options.seeds, options.rates), Path(options.out).resolve()
     if not (options.no_build or options.dry_run or options.slurm):

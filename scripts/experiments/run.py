@@ -43,16 +43,13 @@ def parse(arguments):
     add('--ledger', help='file of all runs (default OUT/ledger.jsonl)')
     add('--machine', default=re.sub(r'[^\w.-]', '_', platform.node()) or 'machine', help='name of this machine in the ledger')
     add('--programs', help='folder of the trainers (default: the tree\'s root)')
-    add_common(parser, 'out/experiments')
-    options = parser.parse_args(arguments)
-    if options.ranks < 1 or options.jobs < 0 or (options.seeds or 0) < 0:
-        parser.error('--ranks is 1 or more, and --jobs and --seeds are not negative')
-    if options.run is not None and not options.stage: parser.error('--run counts the runs of a --stage')
+    options = parse_common(parser, 'out/experiments', arguments)
+    if options.ranks < 1 or (options.seeds or 0) < 0: parser.error('--ranks is 1 or more, and --seeds is not negative')
     return options
 
 
-def add_common(parser, out):
-    """Add the options that compare.py has, too, with the default of --out in the tree."""
+def parse_common(parser, out, arguments):
+    """Parse arguments with the options that compare.py has, too, and the default of --out in the tree."""
     add = parser.add_argument
     add('--data', help='folder with NAME_train_*.bin and NAME_val_*.bin, for plans that do not read the bundled text')
     add('--out', default=str(ROOT / out), help='folder for runs, locks, prepared data, the ledger')
@@ -64,6 +61,10 @@ def add_common(parser, out):
     add('--slurm', action='store_true', help='print the commands that submit all stages as arrays (array.sbatch)')
     add('--stage', help='a single stage: sweep, seeds, seconds, phase2, turns, writes, ...')
     add('--run', type=int, help='a single run of --stage, by number (array.sbatch)')
+    options = parser.parse_args(arguments)
+    if options.jobs < 0: parser.error('--jobs is not negative')
+    if options.run is not None and not options.stage: parser.error('--run counts the runs of a --stage')
+    return options
 
 
 def main(arguments=None):
