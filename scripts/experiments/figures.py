@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib import pyplot
 from matplotlib.lines import Line2D
 
-from analysis import sweep_means
 from claims import TRANSIENT
 
 matplotlib.use('Agg')
@@ -89,19 +88,6 @@ def draw_series(e, runs, key, label, x, begin=0.0, baseline=None):
         base = dict(lines.pop(baseline, []))
         for arm, points in lines.items(): lines[arm] = [(at, value - base[at]) for at, value in points if at in base]
     return draw_panels(e, panels, x, label)
-
-
-def draw_horizons(e, horizons):
-    """Differences to the baseline against tokens of a run: {tokens: comparisons}."""
-    lines = {arm: [(tokens, of[arm, e.baseline].mean) for tokens, of in horizons.items() if (arm, e.baseline) in of] for arm in e.arms}
-    return draw_panels(e, {'': lines}, 'tokens of a run', f'difference to {e.baseline}, nats', log_x=True)
-
-
-def draw_rates(e, scale, sweep):
-    """Loss on the tuning half against the learning rate."""
-    lr = e.scales[scale]['lr']
-    lines = {arm: [(factor * lr, loss) for factor, loss in of.dropna().items()] for arm, of in sweep_means(sweep).items()}
-    return draw_panels(e, {'': lines}, 'learning rate', 'validation loss (tuning half), nats', log_x=True)
 
 
 def draw_pareto(e, runs, timed):

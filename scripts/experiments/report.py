@@ -195,7 +195,10 @@ class Section:
             found.append((f'Differences by seed with 95% intervals{", and the published numbers" if lines[0][2] is not None else ""}',
                           figures.draw_forest([(name, (c.low, c.mean, c.high), number, False) for name, c, number in lines])))
         found.append(('Worth and cost of every arm; a dash: not measured', figures.draw_costs(e, self.costs())))
-        found.append(('The sweep, on the tuning half of the validation tokens', figures.draw_rates(e, self.scale, self.sweep)))
+        lr, means = e.scales[self.scale]['lr'], sweep_means(self.sweep)
+        lines = {arm: [(factor * lr, loss) for factor, loss in of.dropna().items()] for arm, of in means.items()}
+        found.append(('The sweep, on the tuning half of the validation tokens',
+                      figures.draw_panels(e, {'': lines}, 'learning rate', 'validation loss (tuning half), nats', log_x=True)))
         if any(table.get('equal') in ('flops', 'seconds') for table in e.settings.values()):
             found.append(('Loss against FLOPs and seconds', figures.draw_pareto(e, self.trained, self.timed)))
         for key, what, x, near in DIFFERENCES:
@@ -203,7 +206,10 @@ class Section:
             found.append((f'{words[0].upper()}{words[1:]}, mean over seeds' + (f', from {near:.0%} of a run on' if near else ''),
                           figures.draw_series(e, self.trained, key, words, x, near, e.baseline)))
         if len(horizons := self.horizons()) > 2:
-            found.append(('Differences against the length of a run', figures.draw_horizons(e, horizons)))
+            lines = {arm: [(tokens, of[arm, e.baseline].mean) for tokens, of in horizons.items() if (arm, e.baseline) in of]
+                     for arm in e.arms}
+            found.append(('Differences against the length of a run', figures.draw_panels(
+                e, {'': lines}, 'tokens of a run', f'difference to {e.baseline}, nats', log_x=True)))
         found += [(f'{label[0].upper()}{label[1:]}, against the optimiser steps, mean over seeds',
                    figures.draw_series(e, self.trained, key, label, 'optimiser steps')) for label, key in SERIES.items()]
         return [(caption, svg) for caption, svg in found if svg]
