@@ -256,12 +256,5 @@ def read_by_sections(page):
 
 def main(_):
     page = Page()
-    losses_and_differences(page)
-    conclusions(page)
-    sinks(page)
-    budget(page)
-    sentences(page)
-    speeds(page)
-    learning_times(page)
-    optimisers(page)
-    read_by_sections(page)
+    for part in (losses_and_differences, conclusions, sinks, budget, sentences, speeds, learning_times, optimisers, read_by_sections):
+        part(page)

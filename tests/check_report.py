@@ -217,7 +217,7 @@ def ratios(work):
     check('but not those of other experiments', {c['experiment'] for c in book.report(['e4_speed']).claims} == {'e4_speed'})
 
 
-def statements():
+def statements(_):
     """Each statement of the page's internal evidence, recomputed by hand from the documents' numbers; another printed number changes it."""
     report = analysis.Report(sorted((ROOT / 'scripts/experiments/results').glob('*.jsonl')))
     expected = (   # words, then a printed number that is changed and the words that follow
@@ -398,15 +398,5 @@ def written(work):
 
 
 def main(here):
-    differences(here)
-    sweeps(here)
-    recall(here)
-    learning(here)
-    ratios(here)
-    pairs_of_results(here)
-    cautious(here)
-    horizons(here)
-    statements()
-    whole(here)
-    opened(here)
-    written(here)
+    for part in (differences, sweeps, recall, learning, ratios, pairs_of_results, cautious, horizons, statements, whole, opened, written):
+        part(here)
