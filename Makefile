@@ -1,6 +1,6 @@
 # make help lists the goals. Sources are found by wildcard: a new file attention/NAME.cuh is all that `make train_NAME` needs.
 # Your own flags: CXX, CXXFLAGS ("-Og -g"), ARCH (the processor), CUDAFLAGS, CUDA_ARCH (the GPU), LDFLAGS, -j (a job per processor);
-# USE_CUDA=0, USE_NCCL=0, USE_MPI=0 leave these out; FLOAT32=1 adds float32 kernels for GPUs, which the tests on a GPU need.
+# USE_CUDA=0, USE_NCCL=0, USE_MPI=0 leave them out of programs; FLOAT32=1 adds float32 kernels for GPUs, which the tests on a GPU need.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules

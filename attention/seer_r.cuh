@@ -118,7 +118,8 @@ struct seer_r : Policy {
         W *dscores, *dkeys;   // (B, NKV, T, N), (B, NKV, N, HS)
 
         Scratch(Device device, const seer_r& p, std::byte* memory, const LayerShape& s, const Documents& documents = {})
-            : allocator(memory), blocks(device, allocator, s, p.block_choice(s), p, p.threshold >= 0), gate(allocator, p.gate_shape(s, documents)),
+            : allocator(memory), blocks(device, allocator, s, p.block_choice(s), p, p.threshold >= 0),
+              gate(allocator, p.gate_shape(s, documents)),
               of_documents(device, allocator, {p.distils() ? s.B : 0, s.T, s.C, s.NH, s.NKV, s.HS}, p),
               teacher(allocator, s, p.distils(), p.is_dense()) {
             const size_t d = p.distils(), N = gate.s.blocks(), tiles = tiles_of(s.T), heads = d * s.B * s.NH;

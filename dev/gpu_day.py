@@ -114,7 +114,7 @@ SHORT = {
     "memcheck": "compute-sanitizer --tool memcheck --error-exitcode 9 bin/train_$v --device cuda --model qwen-tiny --batch-size 1 "
                 "--seq-len 96 --steps 1 $bundled $quiet --out $runs/memcheck_$v",
     "racecheck": "compute-sanitizer --tool racecheck --error-exitcode 9 bin/run_tests "
-                 "'$v attention on the GPU: many tiles, and the same bits again'",
+                 "'$v attention on the GPU: many tiles and the same bits again'",
     "profile": "ncu --set full --clock-control none --launch-count 2 --kernel-name 'regex:attention_(forward|backward)_kernel' "
                "--page details --force-overwrite",
     "attention": "bin/bench_gpu --parts attention --repeats 1",

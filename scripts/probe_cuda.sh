@@ -70,8 +70,8 @@ probe_gpu() {
         else wanted="$wanted $(tr -d . <<< "$capability")"; fi
     done
     report GPU "$(sort <<< "$1" | uniq -c | sed -E 's/^ *1 //; s/^ *([0-9]+) ([0-9])/\1 x \2/' | paste -sd, | sed 's/,/, /g')$note"
-    # Without a GPU to look at: code for both generations that the engine was made for. The PTX of the first is kept for later ones,
-    # whose driver compiles it at the first start (minutes, on every rank).
+    # Without a GPU to look at: code for both generations that the engine was made for. The PTX for 8.0 is kept for later GPUs: their
+    # driver compiles it at the first start (minutes, on every rank), and dQ is added number by number (add_in_memory()).
     [ -n "$wanted" ] || cuda_arch=$(printf -- '-gencode arch=compute_%s,code=%s ' 80 sm_80 80 compute_80 90a sm_90a)
     cuda_arch=${cuda_arch% }
     for capability in $wanted; do add_arch "$capability"; done

@@ -33,6 +33,8 @@ for name, step in gpu_day.plan("", "").items():
     if name.startswith("tests_"): print(shlex.split(step[1])[-1])')
 cases() { "$pack/bin/run_tests" --list-tests "$@" | sed -n 's/^\([0-9]*\) \(matching \)\?test cases\?$/\1/p'; }
 check "gpu day: its filters of tests together fit all" '[ "$(cases)" -gt 0 ] && [ "$(cases "$(paste -sd, <<< "$filters")")" -eq "$(cases)" ]'
+race=$(cd "$pack" && python3 -c 'import gpu_day, shlex; print(shlex.split(gpu_day.plan("", "")["racecheck_causal"][1])[-1])')
+check "gpu day: its filter for races fits a case" '[ "$(cases "$race")" -eq 1 ]'
 
 check "gpu results: the tree's pages are those of its results" 'dev/gpu/results.py --check'
 mkdir -p "$work/tree/dev/gpu" && cp README.md "$work/tree"

@@ -10,16 +10,18 @@ namespace {
 /// What is chosen from: the sizes of the choice, the blocks that every token sees, and whose choice token t takes, t / every's.
 struct Blocks {
     int T, block, slots, leading, local, choosers, every = 1;
+    bool fewer = false;   // than slots and candidates
 };
 
-/// A choice at random, as choose_blocks() leaves it: of the candidates every row takes some, or all if there are no more than slots.
-std::vector<int> random_choice(const BlockChoice& c, const ForcedBlocks& forced, int every, const DocumentBlocks& blocks) {
+/// A choice at random, as choose_blocks() leaves it: of the candidates every row takes some; or all if there are no more than slots, unless
+/// it may take `fewer`.
+std::vector<int> random_choice(const BlockChoice& c, const ForcedBlocks& forced, int every, bool fewer, const DocumentBlocks& blocks) {
     std::vector<int> choice(c.size(), -1);
     std::mt19937 random(c.T);
     for (int n = 0; n < c.B * c.choosers * c.T; n++) {
         const int t = n % c.T * every, b = n / c.T / c.choosers, candidates = blocks.past(b, t) + 1 - forced.leading - forced.local;
         for (int m = 0, taken = 0; m < candidates && taken < c.slots; m++)
-            if (int(random() % 1000) * candidates < 1000 * c.slots)
+            if (int(random() % (fewer ? 2000 : 1000)) * candidates < 1000 * c.slots)
                 choice[size_t(n) * c.slots + taken++] = blocks.first(b, t) + forced.leading + m;
     }
     return choice;
@@ -37,7 +39,7 @@ void check_mask(const Blocks& of, const std::vector<int>& starts, int step) {
     const BlockChoice c{B, (T + of.every - 1) / of.every, NH, of.choosers, of.block, of.slots};
     const ForcedBlocks forced(Policy(Config{}, 0), of.block, of.leading, of.local);
     const DocumentBlocks blocks{of.block, of.block, T, documents};
-    const std::vector<int> choice = random_choice(c, forced, of.every, blocks);
+    const std::vector<int> choice = random_choice(c, forced, of.every, of.fewer, blocks);
 
     AttentionForward<double> a{};
     a.B = B, a.T = a.S = T, a.NH = NH, a.NKV = 2, a.documents = documents;
@@ -46,7 +48,7 @@ void check_mask(const Blocks& of, const std::vector<int>& starts, int step) {
     ChoiceMask(measure, s, c, true);
     std::vector<std::byte> memory(measure.bytes());
     BumpAllocator allocator(memory.data());
-    const auto policy = ChoiceMask(allocator, s, c, true).apply<false>(CPU{}, forced, a, choice.data(), of.every);
+    const auto policy = ChoiceMask(allocator, s, c, true).apply<false>(CPU{}, forced, a, choice.data(), of.every, of.fewer);
     int wrong = 0, full = 0;
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h += 3) {
@@ -68,7 +70,8 @@ void check_mask(const Blocks& of, const std::vector<int>& starts, int step) {
                     const bool touched = policy.bits.tiles(b, h, i, tile / 64) >> (tile % 64) & 1;
                     wrong += touched != (policy.bits.word(b, h, i, tile) != 0);
                     full += verdict == Tile::full;
-                    const bool whole = own + 1 - of.leading - of.local <= of.slots || forced.forced(own, n) || of.every != 1;
+                    const bool all = own + 1 - of.leading - of.local <= of.slots && !of.fewer;
+                    const bool whole = all || forced.forced(own, n) || of.every != 1;
                     if (!documents && tile < i0 / TILE && whole) wrong += verdict == Tile::mixed;
                 }
         }
@@ -88,6 +91,7 @@ TEST_CASE("chosen blocks: each query sees its blocks, and tiles without hidden p
     check_mask({730, 2 * TILE, 2, 0, 1, 4}, {}, 1);   // as in moba
     check_mask({730, 2 * TILE, 1, 0, 1, 4}, {0, 20, 300, 301, 470}, 1);
     check_mask({70 * TILE + 9, 3 * TILE, 2, 0, 1, 4}, {0, 70, 64 * 20 + 5}, 7);
+    check_mask({460, TILE, 3, 0, 1, 2, 1, true}, {}, 1);   // as in seer_r with a threshold
 }
 
 TEST_CASE("nsa's mask: where all blocks are chosen it is causal attention", "[attention][nsa]") {

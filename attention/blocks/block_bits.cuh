@@ -1,6 +1,7 @@
 // Blocks of keys that every token chooses for itself, as a mask: one bit per query and block of TILE tokens. A tile of queries visits the
-// key tiles of all blocks that any of them sees; the bits hide the others' pairs. A GPU computes these, so that scattered choices cost up
-// to as much as dense attention; a CPU takes only the rows that see keys of the tile. Nothing is hidden in blocks that every token sees.
+// key tiles of all blocks that any of them sees; the bits hide the others' pairs. A GPU computes the hidden pairs too, so scattered choices
+// can cost as much as dense attention; a CPU computes only the rows that see keys of the tile. A tile needs no mask where every query sees
+// all candidates, in blocks that every token sees, or where the tile's queries share a choice.
 #pragma once
 #include "attention/blocks/document_blocks.h"
 #include "attention/blocks/forced_blocks.h"
@@ -45,10 +46,10 @@ struct BlockBits {
 template <bool GATED>
 struct SelectedBlocks : ForcedBlocks {
     BlockBits bits;
-    int all;   // a query with no more candidates than this sees all blocks; -1: it may see fewer
+    int all;   // a query with no more candidates than this sees all blocks; -1: there is no such number
     static constexpr Traits traits{.gates_output = GATED, .reads_bits = true, .few_rows_see = true};
 
-    /// For the tiles of the list.
+    /// Holds for the tiles of the list only.
     constexpr Tile tile(int /*h*/, int i0, int i1, int j0, int j1) const {
         const bool whole = candidates(i1) <= all || (j1 - 1) / block < leading || j0 / block > (i1 - 1) / block - local;
         const Tile causal = causal_tile(i0, i1, j0, j1);

@@ -181,13 +181,14 @@ private:
 
 #endif
 
-/// Both calls, with their memory. Lists, biases and maxima of tiles in `a` are by rows of blocks.
+/// Both calls, with their memory.
 template <class Device, class X>
 class BlocksOfDocuments {
 public:
     /// For policies that gate pairs only if P does.
     template <class P>
-    BlocksOfDocuments(Device device, BumpAllocator& allocator, const LayerShape& s, const P& policy) : past_(device, allocator, s, policy) {}
+    BlocksOfDocuments(Device device, BumpAllocator& allocator, const LayerShape& s, const P& policy)
+        : past_(device, allocator, s, policy) {}
 
     /// `a` has no output gate.
     template <class P>

@@ -23,7 +23,7 @@ struct Selection {
         return sees_all(T) || rule(T).forced(r, n) || std::find(chosen, chosen + slots(T), first + n) != chosen + slots(T);
     }
     /// The blocks that every token of T sees.
-    ForcedBlocks forced(const Policy& p, int T) const { return {p, TILE, sees_all(T) ? INT_MAX : 1, 2}; }
+    ForcedBlocks forced(const Policy& p, int T) const { return {p, TILE, sees_all(T) ? INT_MAX : rule(T).leading, rule(T).local}; }
     /// Pairs of one head and sequence, and the most tiles.
     PairCount expected_pairs(const Policy& p, int T) const { return expected_block_pairs(forced(p, T), slots(T), 1, T, TILE / every); }
 };
