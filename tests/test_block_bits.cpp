@@ -91,7 +91,7 @@ TEST_CASE("chosen blocks: each query sees its blocks, and tiles without hidden p
     check_mask({730, 2 * TILE, 2, 0, 1, 4}, {}, 1);   // as in moba
     check_mask({730, 2 * TILE, 1, 0, 1, 4}, {0, 20, 300, 301, 470}, 1);
     check_mask({70 * TILE + 9, 3 * TILE, 2, 0, 1, 4}, {0, 70, 64 * 20 + 5}, 7);
-    check_mask({460, TILE, 3, 0, 1, 2, 1, true}, {}, 1);   // as in seer_r with a threshold
+    check_mask({460, TILE, 3, 1, 1, 2, 1, true}, {}, 1);   // as in seer_r with a threshold
 }
 
 TEST_CASE("nsa's mask: where all blocks are chosen it is causal attention", "[attention][nsa]") {
