@@ -47,7 +47,9 @@ struct infllm_v2 : AttentionByChoice<infllm_v2> {
     ForcedBlocks forced_blocks() const { return {*this, TILE, 1, local}; }
     TileChoice rule(const LayerShape& s) const { return {.top = slots_of(s), .leading = 1, .local = local}; }
     BlockChoice block_choice(const LayerShape& s) const {
-        return {s.B, s.T, s.NH, s.NKV, TILE, forced(s.T).slots(top - 1, s.T)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NKV, TILE, forced(s.T).slots(top - 1, s.T)};
+        require_countable(c, "--infllm-v2-top-k", "infllm_v2_top_k", "lower it");
+        return c;
     }
     CompressShape compressed(const LayerShape& s, const Documents& documents = {}) const {
         return {s.B, s.T, s.NKV, s.HS, grid, documents};

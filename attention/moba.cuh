@@ -31,7 +31,9 @@ struct moba : AttentionByChoice<moba> {
 
     ForcedBlocks forced_blocks() const { return {*this, block, 0, 1}; }
     BlockChoice block_choice(const LayerShape& s) const {
-        return {s.B, s.T, s.NH, s.NH, block, forced(s.T).slots(top - 1, s.T)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NH, block, forced(s.T).slots(top - 1, s.T)};
+        require_countable(c, "--moba-top-k", "moba_top_k", "lower it, or raise --moba-block");
+        return c;
     }
 
     /// Keys, values, and the mean key of every past block, which is half of a key/value pair.

@@ -6,7 +6,7 @@
 //     out_i = sum_c g_c,i out_c,i,   g = sigmoid(Wg x_i), one per branch, head and token
 // The choice of blocks has no gradient: its inputs are trained because cmp uses them too.
 // Every token chooses, as in the paper, whose kernel takes one token's query heads at a time and needs 16 or more that share keys. Here
-// tiles of queries take all blocks that any of theirs chose, however few heads there are (blocks/block_bits.cuh). --nsa-choice 1 is our
+// tiles of queries take all blocks that any of theirs chose, however few heads there are (nsa/selection.cuh). --nsa-choice 1 is our
 // own, cheaper form: the 64 queries of a tile share their first token's choice.
 // The paper leaves open, and this file assumes:
 //   - phi: one hidden layer of HS units, GELU in its tanh form, no bias at the output.
@@ -70,7 +70,7 @@ struct NsaWork {
     W* dk_compressed = allocator.take<W>(compressed);                // (B, R, NKV, HS)
     X *dk_narrow = allocator.take<X>(compressed), *dv_compressed = allocator.take<X>(compressed);
     W* dgate[BRANCHES] = {allocator.take<W>(heads), allocator.take<W>(heads), allocator.take<W>(heads)};   // (B, T, NH)
-    ChoiceMask mask{allocator, s, selection.choice(s), !selection.sees_all(s.T)};
+    SelectionMask mask{allocator, s, selection};
     std::byte* attention = allocator.take<std::byte>(attention_bytes);
     int* positions = allocator.take<int>(size_t(s.B) * s.NH * blocks.grid.rows(s.T));   // (B, NH, R) of packed documents' compressed keys
 };
@@ -140,7 +140,7 @@ struct nsa : Policy {
     template <class Device, class X, class Use>
     void with_mask(Device device, int which, AttentionForward<X> a, const NsaKept<X>& kept, const NsaWork<X>& work, Use use) const {
         if (which != SLC || selection.sees_all(a.T)) return use(branch(which, a.documents), a);
-        const auto policy = work.mask.template apply<true>(device, selection.forced(*this, a.T), a, kept.choice, selection.every);
+        const SelectedBlocks policy = work.mask.apply(device, *this, a, kept.choice);
         use(policy, a);
     }
 

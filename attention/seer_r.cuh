@@ -73,12 +73,14 @@ struct seer_r : Policy {
     ForcedBlocks forced(int T) const { return threshold < 0 ? forced().in_text(top, T) : forced(); }
     int slots_of(const LayerShape& s) const { return forced().slots(top, s.T); }
     BlockChoice block_choice(const LayerShape& s) const {
-        return {s.B, s.T, s.NH, s.NKV, block, forced(s.T).slots(top, s.T)};
+        const BlockChoice c{s.B, s.T, s.NH, s.NKV, block, forced(s.T).slots(top, s.T)};
+        require_countable(c, "--seer-r-top-k", "seer_r_top_k", "lower it, or raise --seer-r-block");
+        return c;
     }
 
     // ---- accounting
 
-    bool expects_at_most() const { return top > 0 && !is_dense(); }
+    bool expects_at_most() const { return threshold >= 0 && !is_dense(); }
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), top, heads, T); }
     /// The dense pass that teaches the gate while attention is sparse.
     double further_pairs(int heads, int T) const { return gate_training == GateTraining::joint ? heads * (double(T) * (T + 1) / 2) : 0; }
@@ -118,8 +120,7 @@ struct seer_r : Policy {
         W *dscores, *dkeys;   // (B, NKV, T, N), (B, NKV, N, HS)
 
         Scratch(Device device, const seer_r& p, std::byte* memory, const LayerShape& s, const Documents& documents = {})
-            : allocator(memory), blocks(device, allocator, s, p.block_choice(s), p, p.threshold >= 0),
-              gate(allocator, p.gate_shape(s, documents)),
+            : allocator(memory), blocks(device, allocator, s, p.block_choice(s), p), gate(allocator, p.gate_shape(s, documents)),
               of_documents(device, allocator, {p.distils() ? s.B : 0, s.T, s.C, s.NH, s.NKV, s.HS}, p),
               teacher(allocator, s, p.distils(), p.is_dense()) {
             const size_t d = p.distils(), N = gate.s.blocks(), tiles = tiles_of(s.T), heads = d * s.B * s.NH;

@@ -61,7 +61,7 @@ void print_patterns(Device device, const std::vector<const Variant*>& variants, 
                     Time time) {
     struct Measured {
         double forward, backward;   // seconds
-        double tiles;               // visited per sequence, or the most where the data select
+        double tiles;               // visited per sequence, or expected where the data select
     };
     auto measure = [&](const Pattern& pattern) -> Measured {
         Config c;

@@ -73,7 +73,7 @@ struct BlockSparse : Policy {
     PairCount expected_pairs(int heads, int T) const {
         const int sparse = chooses() && choice.threshold < 0 ? heads - std::min(heads, dense()) : 0;
         const PairCount all = expected_block_pairs({*this, block, INT_MAX, 1}, 0, heads - sparse, T);
-        const PairCount some = expected_block_pairs({*this, block, choice.leading, 1}, choice.top, sparse, T, 1);
+        const PairCount some = expected_block_pairs({*this, block, choice.leading, 1}, choice.top, sparse, T, true);
         return {all.pairs + some.pairs, all.tiles + some.tiles};
     }
 

@@ -29,14 +29,15 @@ struct ForcedBlocks : Policy {
     constexpr bool visible(int /*h*/, int i, int j) const { return j <= i && forced(i / block, j / block); }
 };
 
-/// Pairs, and the most tiles, of `heads` heads over T tokens, each of which chooses `slots` past blocks besides the forced ones. The
-/// tokens of a tile make `choices` choices.
-inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int heads, int T, int choices = TILE) {
+/// Pairs and tiles of `heads` heads over T tokens, each of which chooses `slots` past blocks besides the forced ones. A full tile of
+/// rows counts as one for each of its block's tiles; with `whole_tiles` any other does too, because its tokens choose together.
+inline PairCount expected_block_pairs(const ForcedBlocks& forced, int slots, int heads, int T, bool whole_tiles = false) {
     PairCount count = count_pairs(forced, 1, T);
     for (int r = 0; r * forced.block < T; r++) {
-        const int free = forced.candidates((r + 1) * forced.block), tokens = std::min(T, (r + 1) * forced.block) - r * forced.block;
-        count.pairs += double(tokens) * std::min(slots, free) * forced.block;
-        count.tiles += double(tiles_of(tokens)) * std::min<int64_t>(int64_t(slots) * choices, free) * (forced.block / TILE);
+        const int free = forced.candidates((r + 1) * forced.block);
+        const double tokens = std::min(T, (r + 1) * forced.block) - r * forced.block;
+        const double keys = double(std::min(slots, free)) * forced.block;
+        count.pairs += tokens * keys, count.tiles += (whole_tiles ? padded(int(tokens)) : tokens) * keys / (TILE * TILE);
     }
     return {count.pairs * heads, count.tiles * heads};
 }

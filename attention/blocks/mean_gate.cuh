@@ -1,5 +1,6 @@
 // Mean keys of blocks, and MoBA's gate: a token's score of a block is the dot product of its query and the block's mean key.
 #pragma once
+#include "attention/blocks/block_rows.cuh"
 #include "attention/blocks/document_blocks.h"
 #include "attention/kernel/layer.h"
 #include "attention/masks/choose_blocks.cuh"

@@ -1,39 +1,70 @@
-// Attention in which every token selects blocks of keys: one softmax over these and the blocks that need no choice (a token's own,
-// causally, those just before it, the first ones). The mask is block_bits.cuh's.
+// Attention in which every token selects blocks of keys: the passes over a given choice (block_rows.cuh). Blocks that need no choice (a
+// token's own, causally, those just before it, the first ones) are a mask on the text. The chosen ones extend the same softmax, with
+// query rows gathered by block and keys and values in place:
+//     lse_i = log sum over all visible j of exp(a_ij)     P_ij = exp(a_ij - lse_i)     D_i = <dO_i, O_i>
+// Backward every call takes the lse and D of the whole softmax; dq is summed over a token's rows, dk and dv come out in place.
+// The CPU's kernel takes all slots at once. On a GPU queries are copied (more_rows.cuh), so a pass takes a few slots.
+// Blocks of packed documents begin anywhere (document_blocks.h): chosen keys are read by block, as in BlockKeys.
 #pragma once
-#include "attention/blocks/block_bits.cuh"
+#include "attention/blocks/block_rows.cuh"
+#include "attention/blocks/document_blocks.h"
+#include "attention/blocks/forced_blocks.h"
+#include "attention/blocks/more_rows.cuh"
+#include "attention/masks/choose_blocks.cuh"
 
 /// A layer's passes over a choice, with their memory.
 template <class Device, class X>
 class TokenBlocks {
-public:
-    /// `fewer`: whether a token may choose fewer blocks than it has slots and candidates.
-    TokenBlocks(Device device, BumpAllocator& allocator, const LayerShape& s, const BlockChoice& choice, const Policy& policy,
-                bool fewer = false)
-        : slots_(choice.slots), fewer_(fewer), mask_(allocator, s, choice, choice.slots > 0),
-          kernel_(allocator.take<std::byte>(attention_workspace(device, policy, s.B, s.T, s.T, s.NH))) {}
+    static constexpr int AT_ONCE = std::is_same_v<Device, CPU> ? INT_MAX : 4;   // slots per pass
 
-    /// `a` is a call of the text without a mask, `choice` a BlockChoice.
-    void forward(Device device, const ForcedBlocks& forced, const AttentionForward<X>& a, const int* choice) const {
-        with_mask(device, forced, a, choice, [&](const auto& policy, const auto& of) { attention_forward(device, policy, of); });
+public:
+    TokenBlocks(Device device, BumpAllocator& allocator, const LayerShape& s, const BlockChoice& choice, const Policy& policy)
+        : rows_(choice, 0, std::min(choice.slots, AT_ONCE)), more_(device, allocator, s, rows_.count, policy) {
+        rows_.take(allocator);
+        kernel_ = allocator.take<std::byte>(attention_workspace(device, policy, s.B, std::max(s.T, rows_.count), s.T, s.NH));
     }
-    void backward(Device device, const ForcedBlocks& forced, const AttentionForward<X>& a, AttentionBackward<X> g,
-                  const int* choice) const {
+
+    /// `forced` is a ForcedBlocks, `a` a call of the text without a mask, `choice` a BlockChoice. The calls have different tiles, so
+    /// tile_max is not written.
+    template <class P>
+    void forward(Device device, const P& forced, AttentionForward<X> a, const int* choice) const {
+        a.statistics.tile_max = nullptr;
+        attention_forward(device, forced, a);
+        each_pass(device, a, choice, [&](const AttentionForward<X>& chosen, const BlockRows& rows, const auto& keys) {
+            more_.forward(device, ChosenBlock(forced), chosen, rows, keys);
+        });
+    }
+    /// Overwrites g.dq, g.dk, g.dv and g.dgate.
+    template <class P>
+    void backward(Device device, const P& forced, const AttentionForward<X>& a, AttentionBackward<X> g, const int* choice) const {
         g.workspace = kernel_;
-        with_mask(device, forced, a, choice, [&](const auto& policy, const auto& of) { attention_backward(device, policy, of, g); });
+        attention_backward(device, forced, a, g);
+        each_pass(device, a, choice, [&](const AttentionForward<X>& chosen, const BlockRows& rows, const auto& keys) {
+            more_.backward(device, ChosenBlock(forced), chosen, g, rows, keys);
+        });
     }
 
 private:
+    /// Calls use(arguments, rows of queries, rows of keys) for every pass.
     template <class Use>
-    void with_mask(Device device, const ForcedBlocks& forced, AttentionForward<X> a, const int* choice, Use use) const {
-        if (slots_ == 0) return use(forced, a);
-        const auto policy = mask_.template apply<false>(device, forced, a, choice, 1, fewer_);
-        use(policy, a);
+    void each_pass(Device device, const AttentionForward<X>& a, const int* choice, Use use) const {
+        if (rows_.slots == 0) return;
+        const auto passes_with = [&](const auto& keys) {
+            more_.gather_keys(device, a, keys);
+            for (int first = 0; first < rows_.choice.slots; first += rows_.slots) {
+                BlockRows rows = rows_;
+                rows.first = first, rows.slots = std::min(rows_.slots, rows.choice.slots - first);
+                list_block_rows(device, rows, choice);
+                use(more_arguments(a, rows, rows.tile_list()), rows, keys);
+            }
+        };
+        const int block = rows_.choice.block;
+        if (a.documents) passes_with(BlockKeys({block, block, a.S, a.documents}));
+        else passes_with(RowsInOrder{a.S});   // here neighbours are neighbours in memory
     }
 
-    int slots_;
-    bool fewer_;
-    ChoiceMask mask_;
+    BlockRows rows_;
+    MoreRows<Device, X> more_;
     std::byte* kernel_;
 };
 
@@ -50,7 +81,6 @@ struct AttentionByChoice : Policy {
     ForcedBlocks forced(int T) const { return mechanism().forced_blocks().in_text(mechanism().top - 1, T); }
     /// Maximum number of blocks that a token selects in a text of s.T tokens.
     int slots_of(const LayerShape& s) const { return mechanism().forced_blocks().slots(mechanism().top - 1, s.T); }
-    bool expects_at_most() const { return mechanism().top > 1; }
     PairCount expected_pairs(int heads, int T) const { return expected_block_pairs(forced(T), mechanism().top - 1, heads, T); }
 
     template <class X>

@@ -5,6 +5,7 @@
 // Only past blocks have scores: those that end before the token's own begins. q and k are taken before RoPE and count as constants: the
 // gate's gradient reaches Wq and Wk alone. Blocks of packed documents: document_blocks.h.
 #pragma once
+#include "attention/blocks/block_rows.cuh"
 #include "attention/blocks/distil.cuh"
 #include "attention/masks/choose_blocks.cuh"
 

@@ -1,4 +1,4 @@
-// The results of one branch of a softmax, a kernel call over its own rows and keys, for merging (merge.cuh, blocks/block_documents.cuh).
+// The results of one branch of a softmax, a kernel call over its own rows and keys, for merging (merge.cuh, more_rows.cuh).
 #pragma once
 #include <cmath>
 

@@ -521,12 +521,13 @@ inline int tiles_at_once(int64_t all) { return int(std::clamp<int64_t>(all / (4 
 
 /// With Write::add the call adds keys to a softmax: out, lse and the statistics hold the result over other keys and are updated. They and
 /// q are over the rows.T tokens of a sequence, k and v over key_rows.T; positions and lists are over the T rows of queries and the S rows
-/// of keys. No features then but biases of tiles, which are by rows, as tile_max is. No two rows hold the same token.
+/// of keys. No features then but biases of tiles, which are by rows, as tile_max is. Two rows of keys never hold the same token; of
+/// queries they may, and then one thread takes all rows of the heads that share keys, because the rows resume from each other's results.
 template <class X, class P, class Rows, class KeyRows>
 void attention_rows_forward(const P& policy, const AttentionForward<X>& a, const Rows& rows, const KeyRows& key_rows, Write write) {
     const ForwardCall<X, P, Rows> call{policy, a, {rows, a.T, a.NH}, write};
     const int heads = KeyRows::per_head ? 1 : a.NH / a.NKV, query_tiles = tiles_of(a.T);
-    const int length = tiles_at_once(int64_t(query_tiles) * a.B * (a.NH / heads));
+    const int length = repeats_tokens<Rows> ? query_tiles : tiles_at_once(int64_t(query_tiles) * a.B * (a.NH / heads));
     const int last_piece = (query_tiles - 1) / length;
 #pragma omp parallel
     {

@@ -58,10 +58,13 @@ constexpr const X* row_of_token(const X* from, const Rows& rows, const RowShape&
     return row_at(from, rows, s, b, rows.row(b, h, t), h);
 }
 
-/// Another row of the row's token, or -1.
+/// Whether a token may have several rows.
+template <class Rows>
+inline constexpr bool repeats_tokens = requires(const Rows& rows) { rows.next(0, 0, 0); };
+
 template <class Rows>
 constexpr int next_row(const Rows& rows, int b, int h, int row) {
-    if constexpr (requires { rows.next(b, h, row); }) return rows.next(b, h, row);
+    if constexpr (repeats_tokens<Rows>) return rows.next(b, h, row);
     else return -1;
 }
 

@@ -215,7 +215,8 @@ GPU_VARIANT_CASE(" attention on the GPU: sequences so long that a mechanism whic
     for_each_value(variant, {1, 340, 2, 1, 32}, few, [&](const LayerSizes& sizes, const Setting&) { check_layer<float>(variant, sizes); });
 }
 
-// Short documents, several that begin within 64 tokens, and one of four blocks.
+// Short documents, several that begin within 64 tokens, and one of four blocks: a GPU's passes take no more blocks of a token at once,
+// and more count other tiles.
 GPU_VARIANT_CASE(" attention on the GPU: packed documents in every mode, float32", "[gpu][attention][variant][documents]") {
     const auto modes = [](const Setting& setting) {
         if (setting.step == TILE) return std::vector<double>{TILE, 2 * TILE};
