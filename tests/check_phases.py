@@ -54,6 +54,18 @@ def phases(work):
     check('keys stand on the engine', len(set(keys)) == 4 and session.identify(third[0]).key != keys[0])
     other = plan.Planner(planned(**three | {'first': {'options': {'steps': 11}}}), 'smoke').runs('phase3')
     check('and on the runs before', session.identify(other[0]).key != session.identify(third[0]).key)
+    trunk = {'trunk': {'options': {'schedule': 'constant'}},
+             'cooled': {'after': 'trunk', 'resumes_at': 6, 'options': {'schedule': 'wsd', 'steps': 8}}}
+    cooled = plan.Planner(planned(**trunk), 'smoke').runs('phase2')
+    key = session.identify(cooled[0]).key
+    check('a cool-down takes the steps after its trunk, whose checkpoint is in its key', {(run.resumes_at, run.seconds) for run in cooled} ==
+          {(6, 2)} and session.identify(plan.replace(cooled[0], resumes_at=7)).key != key, [(r.resumes_at, r.seconds) for r in cooled])
+    last = plan.Planner(planned(**trunk | {'cooled': trunk['cooled'] | {'resumes_at': cooled[0].origin.steps,
+                                                                       'options': {'steps': cooled[0].origin.steps + 2}}}), 'smoke').runs('phase2')
+    check('a cool-down takes the last checkpoint of its trunk', {run.seconds for run in last} == {2}, [run.seconds for run in last])
+    refused('a cool-down of nothing', 'is `after`', lambda: planned(x={'resumes_at': 3}))
+    refused('a cool-down past the end', 'and ends at 6', lambda: plan.Planner(planned(**trunk | {'cooled': trunk['cooled'] | {'options': {'steps': 6}}}),
+                                                                              'smoke').runs('phase2'))
     refused('a circle of settings', 'in a circle', lambda: planned(x={'after': 'y'}, y={'after': 'x'}))
     refused('weights without a run that trains them', 'has no weights to start from', lambda: plan.Planner(
         planned(first={'arms': ['b']}, second={'after': 'first', 'arms': ['gate']}), 'smoke').runs('phase2'))

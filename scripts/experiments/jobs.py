@@ -52,9 +52,9 @@ def visible_gpus():
     return [str(n) for n in range(len(re.findall('^GPU ', listed.stdout, re.MULTILINE)))]
 
 
-def weights_of(out, run):
-    """The last checkpoint of a finished run."""
-    return Path(out) / 'runs' / run.key / f'step_{run.steps:08d}'
+def weights_of(out, run, step=0):
+    """The last checkpoint of a finished run, or that of a step."""
+    return Path(out) / 'runs' / run.key / f'step_{step or run.steps:08d}'
 
 
 class Jobs:
@@ -150,7 +150,11 @@ class Jobs:
         if run.kind == 'turns':
             both = (self._program(f'train_{one.variant}', one.options | where) for one in (run.against, run))
             return [*timed, '--steps', str(run.steps), *map(shlex.join, both)]
-        mode = {'resume': 'true'} if run.kind == 'train' else {'evaluate': 'true', 'eval-log': str(folder / 'log.jsonl')}
+        if run.kind != 'train': mode = {'evaluate': 'true', 'eval-log': str(folder / 'log.jsonl')}
+        elif run.resumes_at and not any(folder.glob('step_*')): mode = {}
+        else:
+            mode = {'resume': 'true'}
+            where.pop('checkpoint', None)   # a cool-down that was stopped goes on from its own
         command = self._program(f'train_{run.variant}', mode | run.options | where)
         return ['mpirun', '-np', str(place.ranks), *command] if place.ranks > 1 else command
 

@@ -34,7 +34,7 @@ KEYS = {   # of each kind of table: those that it must have, and others
     'experiment': ({'title', 'baseline', 'arms', 'scales'}, set(DEFAULTS)),
     'arm': (set(), {'variant', 'label', 'options', 'ignore', 'from'}),
     'setting': (set(), {'label', 'options', 'equal', 'arms', 'scales', 'task', 'labelled', 'model', 'seconds_per_step', 'after',
-                        'evaluate', 'turns', 'writes', 'seeds', 'rates', 'relative_seconds', 'released'}),
+                        'resumes_at', 'evaluate', 'turns', 'writes', 'seeds', 'rates', 'relative_seconds', 'released'}),
     'turns': ({'rounds'}, {'steps'}),
     'writes': ({'rounds', 'prompt', 'tokens'}, set()),
     'sweep': (set(), {'rates', 'seeds', 'like', 'setting'}),
@@ -69,7 +69,8 @@ class Run:
     key: str = ''
     seconds: float = 0.0          # expected
     kind: str = 'train'           # or evaluate, which only reads the validation tokens; turns, writes: interleaved times
-    origin: 'Run | None' = None   # the run whose weights it starts from
+    origin: 'Run | None' = None   # the run whose weights it starts from, or with resumes_at whose checkpoint it resumes
+    resumes_at: int = 0           # step of that checkpoint
     against: 'Run | None' = None  # the baseline's, which it is interleaved with
 
     @property
@@ -217,6 +218,10 @@ class Experiment:
             if self.settings.get(table.get('after'), {}).get('rates'):
                 raise Refused(f'{self.path}: [settings.{table["after"]}] has `rates`, so that there is no one run to start from; name '
                               'another setting as `after`')
+            if 'resumes_at' in table and 'after' not in table:
+                raise Refused(f'{self.path}: resumes_at is a step of the setting that this one is `after`; name it')
+            if table.get('resumes_at', 1) < 1 or 'resumes_at' in table and table.get('evaluate'):
+                raise Refused(f'{self.path}: resumes_at is a step, from 1, of settings that train')
 
     def _check_order(self):
         """Refuse settings that come after each other in a circle, and writing without weights."""
@@ -344,6 +349,10 @@ class Planner:
         if 'after' in table:
             of, name = e.origin(setting, arm)
             run.origin = self._run(self.stage_of(of), name, of, seed, self.rate_of(name))
+            run.resumes_at = table.get('resumes_at', 0)
+            if run.resumes_at >= run.steps or run.resumes_at > run.origin.steps:
+                raise Refused(f'{e.path}: [settings.{setting}] resumes at step {run.resumes_at} of {run.origin.steps}, and ends at '
+                              f'{run.steps}')
         if table.get('evaluate'):
             run.kind = 'evaluate'
             for option in OF_TRAINING: run.options.pop(option, None)
@@ -360,7 +369,7 @@ class Planner:
             run = self._deepened(run, self.flops(self._plain(stage, e.baseline, setting, seed, factor)))
         elif stage == 'seconds' and arm != e.baseline:
             run.options['steps'] = max(1, self.steps_of(run))
-        run.seconds *= run.steps
+        run.seconds *= run.steps - run.resumes_at
         return run
 
     def _deepened(self, run, budget):

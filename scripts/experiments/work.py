@@ -38,6 +38,7 @@ class Session:
         if self.options.ranks > 1: identity['ranks'] = self.options.ranks
         if run.kind != 'train': identity['kind'] = run.kind
         if run.origin: identity['origin'] = self.identify(run.origin).key
+        if run.resumes_at: identity['resumes_at'] = run.resumes_at
         if base := run.against:
             identity['against'] = [base.variant, {k: str(v) for k, v in base.options.items()}]
             if base.origin: identity['against'].append(self.identify(base.origin).key)
@@ -46,15 +47,17 @@ class Session:
 
     def command(self, run):
         """Options that name the files of a run on this machine."""
-        weights = run.origin and weights_of(self.out, run.origin)
+        weights = run.origin and weights_of(self.out, run.origin, run.resumes_at)
         if weights and not (weights / 'manifest.json').exists():
-            raise Refused(f'{run.name}: the weights of {run.origin.name} are not in {self.out}; with another --ledger they are made again',
-                          EXIT_DATA)
+            way = ('give that setting keep-checkpoints = 0 and a checkpoint-every that divides the step' if run.resumes_at else
+                   'with another --ledger they are made again')
+            raise Refused(f'{run.name}: the weights of {run.origin.name} are not in {self.out}; {way}', EXIT_DATA)
         if run.kind == 'writes': return {'checkpoint': str(weights), 'prompts': str(self.data.prompt(run))}
         options = self.data.options(run)
         if run.shape: options['model'] = self.data.model(run)
         if run.released: options['model'] = str(self.data.released(run))
-        if weights: options |= {'model': str(weights), 'allow-new-tensors': 'true'}
+        if run.resumes_at: options |= {'checkpoint': str(weights)}
+        elif weights: options |= {'model': str(weights), 'allow-new-tensors': 'true'}
         return options
 
     def record(self, run):
